@@ -1,0 +1,1 @@
+//! The wire between orchestrator and workers: protobuf messages, generated code, typed client.

@@ -1,0 +1,1 @@
+//! Publish and consume payloads, chunk by chunk; the worker runtime on top.

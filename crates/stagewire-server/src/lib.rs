@@ -1,0 +1,1 @@
+//! Drives the scheduler: journal, gRPC for workers, HTTP for people, metrics.

@@ -1,0 +1,1 @@
+//! Moves registered memory between processes: the Transport trait, shm and cma.

@@ -1,0 +1,2 @@
+//! The stagewire command line.
+fn main() {}
