@@ -61,7 +61,10 @@ impl Chunking {
         if (1..=Self::MAX).contains(&count) {
             Ok(Self { dim, count })
         } else {
-            Err(SchemaError::ChunkCount { count: count.into(), max: Self::MAX.into() })
+            Err(SchemaError::ChunkCount {
+                count: count.into(),
+                max: Self::MAX.into(),
+            })
         }
     }
 
@@ -82,20 +85,37 @@ impl Chunking {
     pub fn slice(&self, tensor: &TensorSpec, index: u32) -> Result<ChunkSlice, SchemaError> {
         let (dim, count, shape) = (self.dim as usize, u64::from(self.count), tensor.shape());
         let Some(&extent) = shape.get(dim) else {
-            return Err(SchemaError::ChunkDim { dim: dim as u64, rank: shape.len() as u64, shape: shape.to_vec() });
+            return Err(SchemaError::ChunkDim {
+                dim: dim as u64,
+                rank: shape.len() as u64,
+                shape: shape.to_vec(),
+            });
         };
         if extent < count {
-            return Err(SchemaError::ChunkTooFine { dim: dim as u64, shape: shape.to_vec(), count, extent });
+            return Err(SchemaError::ChunkTooFine {
+                dim: dim as u64,
+                shape: shape.to_vec(),
+                count,
+                extent,
+            });
         }
         if index >= self.count {
-            return Err(SchemaError::NoSuchChunk { index, count: self.count });
+            return Err(SchemaError::NoSuchChunk {
+                index,
+                count: self.count,
+            });
         }
         let (base, longer, index) = (extent / count, extent % count, u64::from(index));
         let start = index * base + index.min(longer);
         let len = base + u64::from(index < longer);
         let inner = shape[dim + 1..].iter().product::<u64>() * tensor.dtype().size();
         let rows = shape[..dim].iter().product();
-        let run = Run { offset: start * inner, width: len * inner, rows, pitch: extent * inner };
+        let run = Run {
+            offset: start * inner,
+            width: len * inner,
+            rows,
+            pitch: extent * inner,
+        };
         Ok(ChunkSlice { start, len, run })
     }
 

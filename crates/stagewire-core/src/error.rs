@@ -112,7 +112,12 @@ pub trait Classify: std::error::Error {
             message = format!("{message}: {error}");
             source = error.source();
         }
-        Failure { class: self.class(), reason: self.reason().to_owned(), message, details: self.details() }
+        Failure {
+            class: self.class(),
+            reason: self.reason().to_owned(),
+            message,
+            details: self.details(),
+        }
     }
 }
 
@@ -134,7 +139,12 @@ pub struct Failure {
 impl Failure {
     /// A failure without details.
     pub fn new(class: ErrorClass, reason: &str, message: impl Into<String>) -> Self {
-        Self { class, reason: reason.to_owned(), message: message.into(), details: BTreeMap::new() }
+        Self {
+            class,
+            reason: reason.to_owned(),
+            message: message.into(),
+            details: BTreeMap::new(),
+        }
     }
 
     /// The same failure with one more detail.

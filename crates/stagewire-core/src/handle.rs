@@ -172,15 +172,19 @@ impl Handle {
         let (version, rest) = rest.split_first_chunk().ok_or(not_a_handle.clone())?;
         let found = u16::from_le_bytes(*version);
         if found != VERSION {
-            return Err(HandleError::Version { found, expected: VERSION });
+            return Err(HandleError::Version {
+                found,
+                expected: VERSION,
+            });
         }
         let (checksum, body) = rest.split_first_chunk().ok_or(not_a_handle)?;
         let (found, computed) = (u64::from_le_bytes(*checksum), xxh3_64(body));
         if found != computed {
             return Err(HandleError::Checksum { found, computed });
         }
-        let handle: Self =
-            postcard::from_bytes(body).map_err(|error| HandleError::Malformed { error: error.to_string() })?;
+        let handle: Self = postcard::from_bytes(body).map_err(|error| HandleError::Malformed {
+            error: error.to_string(),
+        })?;
         handle.check()?;
         Ok(handle)
     }

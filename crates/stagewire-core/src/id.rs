@@ -93,7 +93,9 @@ impl StageName {
         if starts && name.len() <= 64 && name.chars().all(allowed) {
             Ok(Self(name.into()))
         } else {
-            Err(NameError { name: name.chars().take(80).collect() })
+            Err(NameError {
+                name: name.chars().take(80).collect(),
+            })
         }
     }
 

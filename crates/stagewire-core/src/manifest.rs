@@ -99,7 +99,12 @@ impl Manifest {
     /// # Errors
     /// [`SchemaError::DuplicateName`].
     pub fn new(kind: PayloadKind, entries: Vec<Entry>) -> Result<Self, SchemaError> {
-        let manifest = Self { kind, entries, metadata: "null".to_owned(), chunking: None };
+        let manifest = Self {
+            kind,
+            entries,
+            metadata: "null".to_owned(),
+            chunking: None,
+        };
         manifest.check()?;
         Ok(manifest)
     }
@@ -176,25 +181,39 @@ impl Manifest {
         let mut names = BTreeSet::new();
         for entry in &self.entries {
             if !names.insert(&entry.name) {
-                return Err(SchemaError::DuplicateName { name: entry.name.clone() });
+                return Err(SchemaError::DuplicateName {
+                    name: entry.name.clone(),
+                });
             }
         }
         let mut total = 0_u64;
         for tensor in self.tensors() {
             tensor.check()?;
-            total = total.checked_add(tensor.nbytes().0).filter(|total| *total <= i64::MAX as u64).ok_or_else(|| {
-                SchemaError::TooLarge { shape: tensor.shape().to_vec(), dtype: tensor.dtype() }
-            })?;
+            total = total
+                .checked_add(tensor.nbytes().0)
+                .filter(|total| *total <= i64::MAX as u64)
+                .ok_or_else(|| SchemaError::TooLarge {
+                    shape: tensor.shape().to_vec(),
+                    dtype: tensor.dtype(),
+                })?;
         }
         if self.metadata.len() > MAX_METADATA {
-            return Err(SchemaError::MetadataTooLarge { size: self.metadata.len(), limit: MAX_METADATA });
+            return Err(SchemaError::MetadataTooLarge {
+                size: self.metadata.len(),
+                limit: MAX_METADATA,
+            });
         }
-        serde_json::from_str::<serde::de::IgnoredAny>(&self.metadata)
-            .map_err(|error| SchemaError::MetadataNotJson { error: error.to_string() })?;
+        serde_json::from_str::<serde::de::IgnoredAny>(&self.metadata).map_err(|error| {
+            SchemaError::MetadataNotJson {
+                error: error.to_string(),
+            }
+        })?;
         if let Some(chunking) = self.chunking {
             chunking.check()?;
             if self.tensors().next().is_none() {
-                return Err(SchemaError::NothingToChunk { count: chunking.count() });
+                return Err(SchemaError::NothingToChunk {
+                    count: chunking.count(),
+                });
             }
             for tensor in self.tensors() {
                 chunking.slice(tensor, 0)?;

@@ -29,7 +29,11 @@ pub struct PayloadLife {
 impl PayloadLife {
     /// A new payload of `chunks` chunks, none of them visible.
     pub fn new(chunks: u32) -> Self {
-        Self { phase: PayloadPhase::Open, visible: vec![false; chunks as usize], prefix: 0 }
+        Self {
+            phase: PayloadPhase::Open,
+            visible: vec![false; chunks as usize],
+            prefix: 0,
+        }
     }
 
     /// Where the payload is in its life.

@@ -25,7 +25,12 @@ pub struct Record {
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
 pub enum RecordError {
     #[error("record {record:?} reaches byte {end} of a {side} of {len} bytes")]
-    OutOfBounds { record: Record, side: &'static str, end: u64, len: u64 },
+    OutOfBounds {
+        record: Record,
+        side: &'static str,
+        end: u64,
+        len: u64,
+    },
     #[error("record {record:?} overflows 64-bit offsets")]
     Overflow { record: Record },
     #[error("record {record:?} has rows that overlap in the destination")]
@@ -45,7 +50,14 @@ impl Classify for RecordError {
 impl Record {
     /// A plain copy of `len` bytes.
     pub const fn contiguous(src_offset: u64, dst_offset: u64, len: u64) -> Self {
-        Self { src_offset, dst_offset, width: len, rows: 1, src_pitch: len, dst_pitch: len }
+        Self {
+            src_offset,
+            dst_offset,
+            width: len,
+            rows: 1,
+            src_pitch: len,
+            dst_pitch: len,
+        }
     }
 
     /// Bytes that the record moves.
@@ -59,7 +71,9 @@ impl Record {
     /// # Errors
     /// [`RecordError`].
     pub fn check(&self, src_len: u64, dst_len: u64) -> Result<(), RecordError> {
-        self.width.checked_mul(self.rows).ok_or(RecordError::Overflow { record: *self })?;
+        self.width
+            .checked_mul(self.rows)
+            .ok_or(RecordError::Overflow { record: *self })?;
         if self.rows > 1 && self.dst_pitch < self.width {
             return Err(RecordError::Overlap { record: *self });
         }
@@ -69,10 +83,17 @@ impl Record {
         ];
         for (side, offset, pitch, len) in sides {
             let end = self.rows.saturating_sub(1).checked_mul(pitch);
-            let end = end.and_then(|end| end.checked_add(self.width)).and_then(|end| end.checked_add(offset));
+            let end = end
+                .and_then(|end| end.checked_add(self.width))
+                .and_then(|end| end.checked_add(offset));
             let end = end.ok_or(RecordError::Overflow { record: *self })?;
             if end > len {
-                return Err(RecordError::OutOfBounds { record: *self, side, end, len });
+                return Err(RecordError::OutOfBounds {
+                    record: *self,
+                    side,
+                    end,
+                    len,
+                });
             }
         }
         Ok(())
@@ -91,6 +112,11 @@ impl Record {
     /// Offsets of each row: (source, destination).
     pub fn row_offsets(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         let record = *self;
-        (0..record.rows).map(move |row| (record.src_offset + row * record.src_pitch, record.dst_offset + row * record.dst_pitch))
+        (0..record.rows).map(move |row| {
+            (
+                record.src_offset + row * record.src_pitch,
+                record.dst_offset + row * record.dst_pitch,
+            )
+        })
     }
 }

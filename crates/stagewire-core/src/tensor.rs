@@ -16,7 +16,12 @@ pub enum SchemaError {
     #[error("chunk_dim {dim} is out of range: the tensor has {rank} dimensions (shape {shape:?})")]
     ChunkDim { dim: u64, rank: u64, shape: Vec<u64> },
     #[error("cannot cut dimension {dim} of shape {shape:?} into {count} chunks: it has {extent} elements")]
-    ChunkTooFine { dim: u64, shape: Vec<u64>, count: u64, extent: u64 },
+    ChunkTooFine {
+        dim: u64,
+        shape: Vec<u64>,
+        count: u64,
+        extent: u64,
+    },
     #[error("chunk {index} does not exist: the payload has {count}")]
     NoSuchChunk { index: u32, count: u32 },
     #[error("the payload names tensor {name:?} twice")]
@@ -64,9 +69,16 @@ impl TensorSpec {
     pub fn new(dtype: DType, shape: impl Into<Vec<u64>>) -> Result<Self, SchemaError> {
         let shape = shape.into();
         // Checked without the zeros, so that no partial product can overflow in whatever order it is taken.
-        let bound = shape.iter().filter(|extent| **extent != 0).try_fold(dtype.size(), |a, b| a.checked_mul(*b));
+        let bound = shape
+            .iter()
+            .filter(|extent| **extent != 0)
+            .try_fold(dtype.size(), |a, b| a.checked_mul(*b));
         match bound {
-            Some(bytes) if bytes <= i64::MAX as u64 => Ok(Self { dtype, shape, device: Device::Cpu }),
+            Some(bytes) if bytes <= i64::MAX as u64 => Ok(Self {
+                dtype,
+                shape,
+                device: Device::Cpu,
+            }),
             _ => Err(SchemaError::TooLarge { shape, dtype }),
         }
     }
