@@ -1,0 +1,41 @@
+# Stagewire's chores. `make` alone lists them.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test soak bench lint format docs requirements clean
+
+help: ## list these targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 16
+
+setup: ## private uv, .venv with the Python packages, the release build (no root)
+	@scripts/setup
+
+demo: setup ## run the example pipeline in stages and colocated, compare, write out/
+	@scripts/demo
+
+test: setup ## all tests: Rust, doctests, Python, end to end (small counts)
+	@scripts/test
+
+soak: setup ## the kill and concurrency tests at full counts
+	@STAGEWIRE_SOAK=1 scripts/test
+
+bench: setup ## what a hand-over costs beside a memcpy of the same bytes
+	@.venv/bin/stagewire bench quick
+
+lint: setup ## formatting, clippy, ruff, mypy, licences, layers, generated code
+	@scripts/lint
+
+format: setup ## rustfmt and ruff format
+	cargo fmt --all
+	.venv/bin/ruff format --quiet bindings/python examples tests
+
+docs: ## the Rust documentation, warnings are errors
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
+
+requirements: setup ## pin scripts/requirements.in again
+	printf '# Made by `make requirements` from requirements.in. Do not edit.\n' > scripts/requirements.txt
+	.tools/uv/bin/uv pip compile --quiet --no-header --no-annotate --python-version 3.11 --universal \
+		scripts/requirements.in >> scripts/requirements.txt
+
+clean: ## remove everything that was made here
+	rm -rf .tools .venv out target
