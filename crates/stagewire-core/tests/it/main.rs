@@ -1,0 +1,5 @@
+//! Schema, chunk plans and handles against independent oracles.
+
+mod chunks;
+mod handles;
+mod manifests;
