@@ -1,0 +1,4 @@
+//! The worker's session against a small orchestrator that speaks the real protocol.
+
+mod fake;
+mod session;
