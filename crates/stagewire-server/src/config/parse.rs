@@ -1,0 +1,381 @@
+//! From text to a checked [`Config`]; every error knows its line.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use stagewire_core::{ByteCount, Chunking, StageName};
+use toml::Spanned;
+
+use super::error::UnknownName;
+use super::params::{ParamSpec, ParamType, Params, less};
+use super::{Config, ConfigError, Delivery, Edge, Pipeline, ServerSettings, Stage, StageKind, file};
+use crate::nearest::{did_you_mean, nearest};
+
+/// The text under its name, to turn places in it into errors.
+struct Source<'a> {
+    text: &'a str,
+    path: &'a Path,
+}
+
+impl Source<'_> {
+    fn line(&self, span: &Range<usize>) -> usize {
+        let before = self.text.get(..span.start).unwrap_or(self.text);
+        before.matches('\n').count() + 1
+    }
+
+    /// The header of the table that a place is in, as the file writes it.
+    fn table(&self, span: &Range<usize>) -> String {
+        let end = self.text[span.start..]
+            .find('\n')
+            .map_or(self.text.len(), |n| span.start + n);
+        let mut headers = self.text[..end].lines().rev().map(str::trim_start);
+        let header = headers.find(|line| line.starts_with('['));
+        let header = header.and_then(|line| line.rfind(']').map(|end| &line[..=end]));
+        match header {
+            // The place is a header itself: what it names stands at the top level.
+            Some(header) if self.text[..span.start].ends_with('[') && !header.contains('.') => "this file".to_owned(),
+            Some(header) => header.to_owned(),
+            None => "this file".to_owned(),
+        }
+    }
+
+    /// The key that stands before the value at a place, quoted, with a space behind it.
+    fn key(&self, span: &Range<usize>) -> String {
+        let start = self.text[..span.start].rfind('\n').map_or(0, |newline| newline + 1);
+        let key = self.text[start..span.start].split_once('=').map(|(key, _)| key.trim());
+        key.filter(|key| !key.is_empty())
+            .map_or_else(String::new, |key| format!("{key:?} "))
+    }
+
+    fn error(&self, span: &Range<usize>, message: impl Into<String>) -> ConfigError {
+        ConfigError::Value {
+            path: self.path.to_owned(),
+            line: self.line(span),
+            message: message.into(),
+        }
+    }
+
+    /// Gives an error of the TOML reader the form of ours.
+    fn reader_error(&self, error: &toml::de::Error) -> ConfigError {
+        let span = error.span().unwrap_or(0..0);
+        let message = error.message();
+        for (start, what) in [("unknown field `", "key"), ("unknown variant `", "value")] {
+            if let Some(rest) = message.strip_prefix(start) {
+                let mut quoted = rest.split('`').step_by(2).map(str::to_owned);
+                let name = quoted.next().unwrap_or_default();
+                let valid: Vec<String> = quoted.collect();
+                return ConfigError::Unknown {
+                    path: self.path.to_owned(),
+                    line: self.line(&span),
+                    unknown: Box::new(UnknownName {
+                        what,
+                        table: self.table(&span),
+                        nearest: nearest(&name, valid.iter().map(String::as_str)).map(str::to_owned),
+                        name,
+                        valid,
+                    }),
+                };
+            }
+        }
+        let message = message
+            .trim()
+            .replace('`', "\"")
+            .replace("missing field", "missing key");
+        if self.text.parse::<toml::Table>().is_err() {
+            return ConfigError::Syntax {
+                path: self.path.to_owned(),
+                line: self.line(&span),
+                message: message.replace('\n', "; "),
+            };
+        }
+        let message = message
+            .replace("expected u32", "expected a whole number from 0 to 4294967295")
+            .replace("expected u64", "expected a whole number, not negative");
+        self.error(&span, format!("{}in {}: {message}", self.key(&span), self.table(&span)))
+    }
+
+    /// A path of the file, relative to the file's directory.
+    fn resolve(&self, path: &str) -> PathBuf {
+        self.path.parent().unwrap_or(Path::new("")).join(path)
+    }
+}
+
+pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
+    let source = Source { text, path };
+    let file: file::File = toml::from_str(text).map_err(|error| source.reader_error(&error))?;
+    let stages = stages(&source, file.stage)?;
+    let edges = edges(&source, file.edge, &stages)?;
+    Ok(Config {
+        path: path.to_owned(),
+        pipeline: Pipeline {
+            name: file.pipeline.name,
+            module: source.resolve(file.pipeline.module.get_ref()),
+            params: params(&source, file.pipeline.params)?,
+        },
+        stages,
+        edges,
+        server: server(&source, file.server)?,
+    })
+}
+
+/// The error for a module that is not there, at the line that names it.
+pub(super) fn module_missing(text: &str, path: &Path, module: &Path) -> ConfigError {
+    let source = Source { text, path };
+    let span = toml::from_str::<file::File>(text).map_or(0..0, |file| file.pipeline.module.span());
+    source.error(
+        &span,
+        format!(
+            "the pipeline module {} is not a file; \"module\" is relative to this file",
+            module.display()
+        ),
+    )
+}
+
+fn at_least_one(source: &Source<'_>, key: &str, value: &Spanned<u32>) -> Result<u32, ConfigError> {
+    match *value.get_ref() {
+        0 => Err(source.error(&value.span(), format!("{key:?} must be at least 1"))),
+        n => Ok(n),
+    }
+}
+
+fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Vec<Stage>, ConfigError> {
+    if raw.is_empty() {
+        return Err(source.error(&(0..0), "the pipeline has no [[stage]]"));
+    }
+    let mut lines: BTreeMap<StageName, usize> = BTreeMap::new();
+    let mut stages = Vec::with_capacity(raw.len());
+    for stage in raw {
+        let stage = stage.into_inner();
+        let (name, span) = (stage.name.get_ref().clone(), stage.name.span());
+        if let Some(first) = lines.insert(name.clone(), source.line(&span)) {
+            return Err(source.error(
+                &span,
+                format!("stage {:?} is there already, at line {first}", name.as_str()),
+            ));
+        }
+        stages.push(Stage {
+            name,
+            kind: match stage.kind {
+                file::Kind::WorkQueue => StageKind::WorkQueue,
+                file::Kind::Admission => StageKind::Admission,
+            },
+            workers: *stage.workers.get_ref(),
+            slots: at_least_one(source, "slots", &stage.slots)?,
+            max_held: at_least_one(source, "max-held", &stage.max_held)?,
+            no_progress: stage.no_progress.0,
+            max_attempts: at_least_one(source, "max-attempts", &stage.max_attempts)?,
+            threads: stage
+                .threads
+                .map(|threads| at_least_one(source, "threads", &threads))
+                .transpose()?,
+        });
+    }
+    Ok(stages)
+}
+
+fn edges(source: &Source<'_>, raw: Vec<Spanned<file::Edge>>, stages: &[Stage]) -> Result<Vec<Edge>, ConfigError> {
+    let known = |key: &str, name: &Spanned<String>| {
+        let names = stages.iter().map(|stage| stage.name.as_str());
+        let found = stages.iter().find(|stage| stage.name.as_str() == name.get_ref());
+        found.map(|stage| stage.name.clone()).ok_or_else(|| {
+            let hint = did_you_mean(name.get_ref(), names);
+            source.error(
+                &name.span(),
+                format!("{key:?} names no [[stage]]: {:?}{hint}", name.get_ref()),
+            )
+        })
+    };
+    let mut seen = BTreeSet::new();
+    let mut edges: Vec<(Edge, Range<usize>)> = Vec::with_capacity(raw.len());
+    for edge in raw {
+        let span = edge.span();
+        let edge = edge.into_inner();
+        let (from, to) = (known("from", &edge.from)?, known("to", &edge.to)?);
+        if from == to {
+            return Err(source.error(&edge.to.span(), format!("stage {:?} cannot feed itself", from.as_str())));
+        }
+        if !seen.insert((from.clone(), to.clone())) {
+            let message = format!("there is an edge from {:?} to {:?} already", from.as_str(), to.as_str());
+            return Err(source.error(&edge.to.span(), message));
+        }
+        let delivery = delivery(source, &edge, &span)?;
+        if closes_cycle(&edges, &from, &to) {
+            let message = format!(
+                "this edge closes a cycle: {:?} already feeds {:?}",
+                to.as_str(),
+                from.as_str()
+            );
+            return Err(source.error(&edge.from.span(), message));
+        }
+        let mode = edge.mode;
+        edges.push((
+            Edge {
+                from,
+                to,
+                delivery,
+                mode,
+            },
+            span,
+        ));
+    }
+    connected(source, stages, &edges)?;
+    Ok(edges.into_iter().map(|(edge, _)| edge).collect())
+}
+
+fn delivery(source: &Source<'_>, edge: &file::Edge, span: &Range<usize>) -> Result<Delivery, ConfigError> {
+    match (edge.handover, &edge.chunks, &edge.chunk_dim) {
+        (file::Handover::Whole, None, None) => Ok(Delivery::Whole),
+        (file::Handover::Whole, Some(value), _) | (file::Handover::Whole, None, Some(value)) => Err(source.error(
+            &value.span(),
+            "\"chunks\" and \"chunk-dim\" go with handover = \"stream\"; this edge hands over the whole payload",
+        )),
+        (file::Handover::Stream, Some(chunks), Some(dim)) => {
+            let chunking = Chunking::new(*dim.get_ref(), *chunks.get_ref());
+            let chunking = chunking.map_err(|_| {
+                let (count, max) = (chunks.get_ref(), Chunking::MAX);
+                source.error(&chunks.span(), format!("\"chunks\" is {count}; it must be 1 to {max}"))
+            })?;
+            Ok(Delivery::Stream {
+                chunks: chunking.count(),
+                chunk_dim: chunking.dim(),
+            })
+        }
+        (file::Handover::Stream, ..) => Err(source.error(
+            span,
+            "handover = \"stream\" needs \"chunks\" (how many) and \"chunk-dim\" (which dimension is cut)",
+        )),
+    }
+}
+
+fn closes_cycle(edges: &[(Edge, Range<usize>)], from: &StageName, to: &StageName) -> bool {
+    let mut open = vec![to];
+    let mut seen = BTreeSet::new();
+    while let Some(stage) = open.pop() {
+        if stage == from {
+            return true;
+        }
+        if seen.insert(stage) {
+            open.extend(
+                edges
+                    .iter()
+                    .filter(|(edge, _)| edge.from == *stage)
+                    .map(|(edge, _)| &edge.to),
+            );
+        }
+    }
+    false
+}
+
+fn connected(source: &Source<'_>, stages: &[Stage], edges: &[(Edge, Range<usize>)]) -> Result<(), ConfigError> {
+    let mut reached = BTreeSet::from([&stages[0].name]);
+    for _ in stages {
+        for (edge, _) in edges {
+            if reached.contains(&edge.from) || reached.contains(&edge.to) {
+                reached.extend([&edge.from, &edge.to]);
+            }
+        }
+    }
+    let Some(lonely) = stages.iter().find(|stage| !reached.contains(&stage.name)) else {
+        return Ok(());
+    };
+    // The place of the stage is not kept; its name is unique, so the line that writes it is the one.
+    let name = lonely.name.as_str();
+    let offset = source.text.find(&format!("\"{name}\"")).unwrap_or(0);
+    let message = format!(
+        "stage {name:?} is not connected to stage {:?} by any [[edge]]",
+        stages[0].name.as_str()
+    );
+    Err(source.error(&(offset..offset), message))
+}
+
+fn params(source: &Source<'_>, raw: BTreeMap<Spanned<String>, file::Param>) -> Result<Params, ConfigError> {
+    let mut params = BTreeMap::new();
+    for (name, raw) in raw {
+        let key = name.get_ref();
+        let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if key.is_empty() || key.len() > 64 || !key.chars().all(allowed) {
+            let message = format!("parameter {key:?}: use 1 to 64 of a-z, A-Z, 0-9, '_' and '-'");
+            return Err(source.error(&name.span(), message));
+        }
+        let spec = param(source, key, &raw)?;
+        params.insert(name.into_inner(), spec);
+    }
+    Ok(Params(params))
+}
+
+fn param(source: &Source<'_>, name: &str, raw: &file::Param) -> Result<ParamSpec, ConfigError> {
+    let bound = |key: &str, value: &Option<Spanned<toml::Value>>| {
+        let Some(value) = value else { return Ok(None) };
+        let number = match (raw.r#type, value.get_ref()) {
+            (ParamType::Integer | ParamType::Number, toml::Value::Integer(n)) => Some((*n).into()),
+            (ParamType::Number, toml::Value::Float(n)) => serde_json::Number::from_f64(*n),
+            _ => None,
+        };
+        number.map(Some).ok_or_else(|| {
+            let message = match raw.r#type {
+                ParamType::Integer | ParamType::Number => {
+                    format!("{key:?} of parameter {name:?} must be {}", raw.r#type)
+                }
+                other => format!("{key:?} is for numbers; parameter {name:?} is {other}"),
+            };
+            source.error(&value.span(), message)
+        })
+    };
+    let (min, max) = (bound("min", &raw.min)?, bound("max", &raw.max)?);
+    if let (Some(low), Some(high), Some(value)) = (&min, &max, &raw.max)
+        && less(high, low)
+    {
+        let message = format!("\"max\" of parameter {name:?} is {high}, below its \"min\" {low}");
+        return Err(source.error(&value.span(), message));
+    }
+    let mut spec = ParamSpec {
+        param_type: raw.r#type,
+        help: raw.help.clone(),
+        default: None,
+        min,
+        max,
+    };
+    if let Some(default) = &raw.default {
+        let value = serde_json::to_value(default.get_ref()).unwrap_or_default();
+        if let Some(problem) = spec.problem(&value) {
+            let message = format!("\"default\" of parameter {name:?} {problem}");
+            return Err(source.error(&default.span(), message));
+        }
+        spec.default = Some(value);
+    }
+    Ok(spec)
+}
+
+fn server(source: &Source<'_>, raw: file::Server) -> Result<ServerSettings, ConfigError> {
+    let listen = match &raw.listen {
+        None => SocketAddr::from(([127, 0, 0, 1], 0)),
+        Some(text) => text.get_ref().parse().map_err(|_| {
+            let message = format!(
+                "\"listen\" is {:?}; write an address and a port, for instance \"127.0.0.1:7070\" (port 0 takes a free one)",
+                text.get_ref()
+            );
+            source.error(&text.span(), message)
+        })?,
+    };
+    let settings = ServerSettings {
+        listen,
+        token_file: raw.token_file.as_deref().map(|path| source.resolve(path)),
+        allowed_hosts: raw.allowed_hosts,
+        store_bytes: raw.store_bytes.unwrap_or(ByteCount(256 << 20)),
+        arena_bytes: raw.arena_bytes.unwrap_or(ByteCount(1 << 30)),
+        data_dir: raw.data_dir.as_deref().map(|path| source.resolve(path)),
+        max_body: raw.max_body.unwrap_or(ByteCount(1 << 20)),
+        max_queued: raw.max_queued.unwrap_or(10_000),
+    };
+    if !settings.is_loopback() && settings.token_file.is_none() {
+        let span = raw.listen.map_or(0..0, |listen| listen.span());
+        let message = format!(
+            "\"listen\" = {listen} can be reached from other hosts, so clients must show a token: \
+             set \"token-file\", or listen on 127.0.0.1"
+        );
+        return Err(source.error(&span, message));
+    }
+    Ok(settings)
+}

@@ -1,0 +1,129 @@
+//! Messages for a `stagewire.toml` that is wrong: file, line, key, and what to write instead.
+
+use stagewire_server::{Config, Delivery, StageKind};
+
+const GOOD: &str = r#"[pipeline]
+name = "wan"
+module = "pipeline.py"
+
+[pipeline.params.prompt]
+type = "string"
+[pipeline.params.steps]
+type = "integer"
+default = 4
+min = 1
+max = 100
+
+[[stage]]
+name = "encode"
+[[stage]]
+name = "denoise"
+kind = "admission"
+no-progress = "5m"
+[[stage]]
+name = "decode"
+slots = 2
+
+[[edge]]
+from = "encode"
+to = "denoise"
+[[edge]]
+from = "denoise"
+to = "decode"
+handover = "stream"
+chunks = 3
+chunk-dim = 2
+
+[server]
+listen = "127.0.0.1:0"
+store-bytes = "1.5GiB"
+"#;
+
+#[test]
+fn a_good_file_is_read_with_its_defaults() {
+    let config = Config::parse(GOOD, "/etc/wan/stagewire.toml").unwrap();
+    assert_eq!(config.pipeline.module.to_str(), Some("/etc/wan/pipeline.py"));
+    let denoise = config.stage("denoise").unwrap();
+    assert_eq!(
+        (denoise.kind, denoise.no_progress.as_secs(), denoise.slots),
+        (StageKind::Admission, 300, 1)
+    );
+    assert_eq!(config.stage("decode").unwrap().slots, 2);
+    assert_eq!(config.edges[0].delivery, Delivery::Whole);
+    assert_eq!(
+        config.edges[1].delivery,
+        Delivery::Stream {
+            chunks: 3,
+            chunk_dim: 2
+        }
+    );
+    assert_eq!(config.server.store_bytes.0, 3 << 29);
+    assert_eq!(config.server.max_queued, 10_000);
+}
+
+/// The message for `GOOD` with `from` replaced by `to`.
+fn error(from: &str, to: &str) -> String {
+    assert!(GOOD.contains(from), "{from:?} is not in the file");
+    let text = GOOD.replacen(from, to, 1);
+    Config::parse(&text, "stagewire.toml").unwrap_err().to_string()
+}
+
+#[test]
+fn typos_name_file_line_key_and_the_nearest_valid_one() {
+    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-held, no-progress, max-attempts, threads"#);
+    insta::assert_snapshot!(error("[server]", "[sever]"), @r#"stagewire.toml:33: unknown key "sever" in this file; did you mean "server"? Valid here: pipeline, stage, edge, server"#);
+    insta::assert_snapshot!(error("chunk-dim", "chunk_dim"), @r#"stagewire.toml:31: unknown key "chunk_dim" in [[edge]]; did you mean "chunk-dim"? Valid here: from, to, handover, chunks, chunk-dim, mode"#);
+    insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max"#);
+    insta::assert_snapshot!(error("\"admission\"", "\"admision\""), @r#"stagewire.toml:17: unknown value "admision" in [[stage]]; did you mean "admission"? Valid here: work-queue, admission"#);
+    insta::assert_snapshot!(error("\"stream\"", "\"chunked\""), @r#"stagewire.toml:29: unknown value "chunked" in [[edge]]; valid here: whole, stream"#);
+    insta::assert_snapshot!(error("\"integer\"", "\"int\""), @r#"stagewire.toml:8: unknown value "int" in [pipeline.params.steps]; did you mean "integer"? Valid here: string, integer, number, boolean"#);
+}
+
+#[test]
+fn wrong_values_say_what_to_write() {
+    insta::assert_snapshot!(error("slots = 2", "slots = \"two\""), @r#"stagewire.toml:21: "slots" in [[stage]]: invalid type: string "two", expected a whole number from 0 to 4294967295"#);
+    insta::assert_snapshot!(error("slots = 2", "slots = 0"), @r#"stagewire.toml:21: "slots" must be at least 1"#);
+    insta::assert_snapshot!(error("slots = 2", "slots = -2"), @r#"stagewire.toml:21: "slots" in [[stage]]: invalid value: integer "-2", expected a whole number from 0 to 4294967295"#);
+    insta::assert_snapshot!(error("\"5m\"", "\"five minutes\""), @r#"stagewire.toml:18: "no-progress" in [[stage]]: "five minutes" is not a span of time; write for instance "300s", "5m" or "250ms""#);
+    insta::assert_snapshot!(error("\"1.5GiB\"", "\"1.5 gigs\""), @r#"stagewire.toml:35: "store-bytes" in [server]: "1.5 gigs" is not a number of bytes; write for instance "256MiB" or 268435456"#);
+    insta::assert_snapshot!(error("name = \"wan\"", "name = \"Wan 2\""), @r#"stagewire.toml:2: "name" in [pipeline]: "Wan 2" is not a name: use 1 to 64 of a-z, 0-9, '-' and '_', starting with a letter"#);
+    insta::assert_snapshot!(error("default = 4", "default = 0"), @r#"stagewire.toml:9: "default" of parameter "steps" must be at least 1; got 0"#);
+    insta::assert_snapshot!(error("max = 100", "max = 0"), @r#"stagewire.toml:11: "max" of parameter "steps" is 0, below its "min" 1"#);
+    insta::assert_snapshot!(error("type = \"string\"", "type = \"string\"\nmin = 3"), @r#"stagewire.toml:7: "min" is for numbers; parameter "prompt" is a string"#);
+    insta::assert_snapshot!(error("127.0.0.1:0", "0.0.0.0:7070"), @r#"stagewire.toml:34: "listen" = 0.0.0.0:7070 can be reached from other hosts, so clients must show a token: set "token-file", or listen on 127.0.0.1"#);
+    insta::assert_snapshot!(error("127.0.0.1:0", "localhost"), @r#"stagewire.toml:34: "listen" is "localhost"; write an address and a port, for instance "127.0.0.1:7070" (port 0 takes a free one)"#);
+    insta::assert_snapshot!(error("name = \"wan\"\n", ""), @r#"stagewire.toml:1: in [pipeline]: missing key "name""#);
+    insta::assert_snapshot!(error("[[edge]]", "[[edge]"), @r#"stagewire.toml:23: not TOML: unclosed array table, expected "]""#);
+}
+
+#[test]
+fn a_graph_that_cannot_work_is_refused() {
+    insta::assert_snapshot!(error("to = \"decode\"", "to = \"deocde\""), @r#"stagewire.toml:28: "to" names no [[stage]]: "deocde"; did you mean "decode"?"#);
+    insta::assert_snapshot!(error("to = \"denoise\"", "to = \"encode\""), @r#"stagewire.toml:25: stage "encode" cannot feed itself"#);
+    insta::assert_snapshot!(error("to = \"decode\"", "to = \"encode\""), @r#"stagewire.toml:27: this edge closes a cycle: "encode" already feeds "denoise""#);
+    insta::assert_snapshot!(error("name = \"decode\"", "name = \"encode\""), @r#"stagewire.toml:20: stage "encode" is there already, at line 14"#);
+    insta::assert_snapshot!(error("chunks = 3\n", ""), @r#"stagewire.toml:26: handover = "stream" needs "chunks" (how many) and "chunk-dim" (which dimension is cut)"#);
+    insta::assert_snapshot!(error("chunks = 3\n", "chunks = 0\n"), @r#"stagewire.toml:30: "chunks" is 0; it must be 1 to 65536"#);
+    insta::assert_snapshot!(error("handover = \"stream\"\n", ""), @r#"stagewire.toml:29: "chunks" and "chunk-dim" go with handover = "stream"; this edge hands over the whole payload"#);
+    insta::assert_snapshot!(error("from = \"denoise\"\nto = \"decode\"\n", "from = \"encode\"\nto = \"denoise\"\n"), @r#"stagewire.toml:28: there is an edge from "encode" to "denoise" already"#);
+    insta::assert_snapshot!(error("[server]", "[[stage]]\nname = \"upscale\"\n[server]"), @r#"stagewire.toml:34: stage "upscale" is not connected to stage "encode" by any [[edge]]"#);
+}
+
+#[test]
+fn a_module_that_is_not_there_is_found_when_the_file_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stagewire.toml");
+    std::fs::write(&path, GOOD).unwrap();
+    let error = Config::load(&path)
+        .unwrap_err()
+        .to_string()
+        .replace(dir.path().to_str().unwrap(), "DIR");
+    insta::assert_snapshot!(error, @r#"DIR/stagewire.toml:3: the pipeline module DIR/pipeline.py is not a file; "module" is relative to this file"#);
+    std::fs::write(dir.path().join("pipeline.py"), "").unwrap();
+    Config::load(&path).unwrap();
+    let missing = Config::load(&dir.path().join("none.toml")).unwrap_err();
+    assert_eq!(
+        stagewire_core::Classify::class(&missing),
+        stagewire_core::ErrorClass::NotFound
+    );
+}

@@ -1,0 +1,3 @@
+//! Everything that the server promises to those outside it.
+
+mod config;
