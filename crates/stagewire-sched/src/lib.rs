@@ -1,1 +1,84 @@
-//! The orchestrator's mind: a deterministic state machine without I/O, clock or randomness. Pure.
+//! The orchestrator's mind: which stage of which job runs where, and what follows from everything that can go wrong.
+//!
+//! *What it is.* A state machine. [`Sched::decide`] takes an [`Input`] and the time, reads, and says what follows:
+//! [`Event`]s, which are facts, and [`Effect`]s, which are things to do outside. [`Sched::apply`] is the only thing that
+//! changes state; it is total and deterministic, so replaying the durable events of a journal rebuilds the state.
+//! [`Sched::poll_timeout`] says when to call next.
+//!
+//! *What it is not.* No I/O, no clock, no randomness, no runtime, no order that differs between two runs; `clippy.toml`
+//! forbids them. It moves no payload and reads no handle.
+//!
+//! *Guarantees.* A job reaches exactly one terminal state. A stage of a job has at most one valid token, and what comes
+//! with another one changes nothing. The slots of a worker add up, whatever dies. A payload is released once, when
+//! nobody can need it any more, and not before. Nothing waits without a deadline or a reason that [`Sched::explain`]
+//! can name. A lost worker, payload or offer costs a job no attempt. [`Sched::check`] proves these from the state.
+//!
+//! *Non-guarantees.* Effects may get lost, and a stage function may run more than once: it is its output that counts
+//! once.
+//!
+//! # Driving it
+//!
+//! Decide, apply the events, poll until nothing is due; make the durable events safe; only then let the effects out.
+//!
+//! ```
+//! # use stagewire_core::{Epoch, Incarnation, JobId, StageName, Timestamp};
+//! # use stagewire_sched::{Effect, Input, Limits, Refusal, Sched, StageSpec, Topology, WorkerInfo};
+//! # let uuid = |text: &str| text.parse().expect("a literal id");
+//! fn drive(sched: &mut Sched, now: Timestamp, input: Input) -> Result<Vec<Effect>, Refusal> {
+//!     let mut journal = Vec::new();
+//!     let mut effects = Vec::new();
+//!     let mut next = sched.decide(now, input)?;
+//!     while !(next.events.is_empty() && next.effects.is_empty()) {
+//!         for event in &next.events {
+//!             sched.apply(now, event);
+//!         }
+//!         journal.extend(next.events.into_iter().filter(|event| event.is_durable()));
+//!         effects.extend(next.effects);
+//!         next = sched.decide(now, Input::Poll)?;
+//!     }
+//!     // Here the server writes and syncs `journal`.
+//!     Ok(effects)
+//! }
+//!
+//! let paint = StageName::new("paint").expect("an allowed name");
+//! let topology = Topology::new(vec![StageSpec::new(paint.clone())], vec![])?;
+//! let mut sched = Sched::new(topology, Limits::default());
+//! let now = Timestamp(1_000);
+//! drive(&mut sched, now, Input::Restarted { epoch: Epoch(1) })?;
+//! let worker = WorkerInfo {
+//!     incarnation: uuid("00000000-0000-4000-8000-000000000001"),
+//!     stage: paint,
+//!     slots: 1,
+//!     name: "painter".to_owned(),
+//! };
+//! drive(&mut sched, now, Input::WorkerAttached { worker, running: vec![], holding: vec![] })?;
+//! let job: JobId = "00000000-0000-7000-8000-000000000002".parse().expect("a literal id");
+//! let effects = drive(&mut sched, now, Input::Submit { job, params: "{}".into(), key: None })?;
+//! assert!(effects.iter().any(|effect| matches!(effect, Effect::Offer(_))));
+//! # fn typed(_: Incarnation) {}
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod counters;
+mod effect;
+mod event;
+mod explain;
+mod input;
+mod job;
+mod limits;
+mod refusal;
+mod sched;
+mod topology;
+mod worker;
+
+pub use counters::Counters;
+pub use effect::{Decision, Effect, Holder, JobNotice, NoticeKind, Offer, OfferInput};
+pub use event::{Event, Loss, OfferEnd};
+pub use explain::{WaitCause, Waiting};
+pub use input::{ArtefactInfo, DrainScope, HandleBytes, IdempotencyKey, Input, PayloadInfo, ResultInfo, WorkerInfo};
+pub use job::{Job, JobState, Losses, Offering, Outcome, Output, Phase, Running, StageRun};
+pub use limits::Limits;
+pub use refusal::Refusal;
+pub use sched::Sched;
+pub use topology::{EdgeSpec, Flow, OutputSpec, StageKind, StageSpec, Topology, TopologyError};
+pub use worker::{LinkState, Slot, Worker};

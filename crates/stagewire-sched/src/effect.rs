@@ -1,0 +1,140 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use stagewire_core::{Attempt, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Token};
+
+use crate::{Event, OutputSpec, PayloadInfo};
+
+/// What follows from an input.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[must_use]
+pub struct Decision {
+    /// What to [`apply`](crate::Sched::apply), in this order; the durable ones also to the journal.
+    pub events: Vec<Event>,
+    /// What to do once the durable events are safe, in this order.
+    pub effects: Vec<Effect>,
+    /// The job that a submission made or found.
+    pub job: Option<JobId>,
+}
+
+/// Something to do outside. A lost effect does no harm: deadlines and the worker's next attachment make up for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are what the sentence above them names")]
+pub enum Effect {
+    /// Offer an attempt to a worker.
+    Offer(Offer),
+    /// Tell the worker that the attempt may run.
+    Grant { worker: Incarnation, token: Token },
+    /// Tell the worker to stop the attempt, or to forget the offer.
+    CancelAttempt {
+        worker: Incarnation,
+        token: Token,
+        failure: Failure,
+    },
+    /// Tell the holder that nobody needs the payload.
+    Release { holder: Holder, payload: PayloadId },
+    /// Tell the worker that its completion was accepted.
+    Accepted { worker: Incarnation, token: Token },
+    /// Tell the worker that its message came too late; the attempt must stop if it has not.
+    Refused {
+        worker: Incarnation,
+        token: Token,
+        failure: Failure,
+    },
+    /// Tell the worker that no more offers will come.
+    Drain { worker: Incarnation },
+    /// End the worker's stream, and its process where that is in the server's power: it did not stop an attempt in
+    /// time. It is already counted as lost.
+    Evict { worker: Incarnation, failure: Failure },
+    /// Tell those who watch the job.
+    Job(JobNotice),
+}
+
+/// An attempt that a worker may take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// The worker.
+    pub worker: Incarnation,
+    /// The right to act for the attempt, once granted.
+    pub token: Token,
+    /// The stage.
+    pub stage: StageName,
+    /// Parameters of the job: a JSON object.
+    pub params: Arc<str>,
+    /// One for each stage that this one consumes from, in the order of the edges.
+    pub inputs: Vec<OfferInput>,
+    /// How to hand over the output.
+    pub output: OutputSpec,
+    /// How long the offer stands.
+    pub answer_within: Duration,
+}
+
+/// One input of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferInput {
+    /// Stage that made it.
+    pub stage: StageName,
+    /// The payload.
+    pub payload: PayloadInfo,
+}
+
+/// Who holds the bytes of a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Holder {
+    /// The worker that published it.
+    Worker(Incarnation),
+    /// The store.
+    Store,
+}
+
+/// Something that those who watch a job may want to know. Time is that of the decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobNotice {
+    /// The job.
+    pub job: JobId,
+    /// The stage, unless it concerns the whole job.
+    pub stage: Option<StageName>,
+    /// The attempt, where there is one.
+    pub attempt: Option<Attempt>,
+    /// The worker, where there is one.
+    pub worker: Option<Incarnation>,
+    /// What happened.
+    pub kind: NoticeKind,
+}
+
+/// What happened to a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are what the sentence above them names")]
+pub enum NoticeKind {
+    /// The job was accepted.
+    Submitted,
+    /// The stage has all it needs and waits for a worker.
+    Queued,
+    /// The stage was offered to a worker.
+    Offered,
+    /// A worker runs the stage.
+    Running,
+    /// The attempt has come so far.
+    Progress(Progress),
+    /// The attempt's output exists; consumers of a stream may start.
+    Published {
+        payload: PayloadId,
+        nbytes: u64,
+        chunks: u32,
+        stored: bool,
+    },
+    /// The stage is done, having received these chunks. No attempt where it was skipped.
+    StageDone { handovers: Vec<Handover> },
+    /// The stage has to run again, or its offer ended; what it showed of its output is retracted.
+    Requeued { failure: Option<Failure> },
+    /// The job was asked to stop.
+    Cancelling,
+    /// The job has ended well.
+    Succeeded,
+    /// The job has ended badly.
+    Failed(Failure),
+    /// The job has ended because somebody asked for it.
+    Cancelled,
+    /// The ended job was forgotten: what is kept of it, artefacts included, may go.
+    Forgotten,
+}

@@ -1,0 +1,183 @@
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use stagewire_core::{Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Token};
+
+use crate::{IdempotencyKey, Outcome, PayloadInfo, ResultInfo, WorkerInfo};
+
+/// A fact: something that was decided. State changes by events and by nothing else.
+///
+/// Durable events are journaled before anything of their decision becomes known, and rebuild the state after a restart.
+/// Volatile ones concern offers and streams, which do not outlive the server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the fields are what the sentence above them names")]
+pub enum Event {
+    // Durable. Journals hold these by position: new variants go to the end.
+    /// The server works in this epoch from here on; all offers and streams of before are void.
+    Restarted { epoch: Epoch },
+    /// A job exists.
+    JobSubmitted {
+        job: JobId,
+        params: Arc<str>,
+        key: Option<IdempotencyKey>,
+    },
+    /// The job will be cancelled once its attempts have stopped.
+    JobCancelling { job: JobId },
+    /// The job has reached its terminal state.
+    JobEnded { job: JobId, outcome: Outcome },
+    /// Nobody will ask for the ended job any more.
+    JobForgotten { job: JobId },
+    /// The attempt may run.
+    AttemptGranted {
+        token: Token,
+        stage: StageName,
+        worker: Incarnation,
+    },
+    /// The attempt has published its output.
+    Published { token: Token, payload: PayloadInfo },
+    /// The attempt's output is accepted: its stage is done.
+    AttemptCompleted {
+        token: Token,
+        result: Option<ResultInfo>,
+        handovers: Vec<Handover>,
+    },
+    /// The attempt failed; that counts against the stage.
+    AttemptFailed { token: Token, failure: Failure },
+    /// The attempt is lost; that does not count against the stage.
+    AttemptLost { token: Token, loss: Loss, failure: Failure },
+    /// The attempt was revoked: nobody needs its output, or what it reads will never be complete.
+    AttemptFenced { token: Token, failure: Failure },
+    /// The bytes of the payload are gone, though somebody may need them.
+    PayloadLost {
+        job: JobId,
+        stage: StageName,
+        payload: PayloadId,
+    },
+    /// Nobody needs the payload any more.
+    PayloadReleased {
+        job: JobId,
+        stage: StageName,
+        payload: PayloadId,
+    },
+    /// The stage was done, but its output is needed again and gone.
+    StageReopened { job: JobId, stage: StageName },
+    /// Nobody needs this stage's output, so it need not run.
+    StageSkipped { job: JobId, stage: StageName },
+
+    // Volatile.
+    /// The worker's stream is up. `claimed` attempts go on, `stale` ones were told to stop, and `unclaimed` payloads
+    /// may yet be published by a claimed attempt.
+    WorkerAttached {
+        worker: WorkerInfo,
+        claimed: Vec<Token>,
+        stale: Vec<Token>,
+        unclaimed: Vec<PayloadId>,
+    },
+    /// The worker's stream broke.
+    WorkerAway { worker: Incarnation },
+    /// The worker is gone.
+    WorkerLost { worker: Incarnation },
+    /// The worker gets offers again after a pause.
+    WorkerResumed { worker: Incarnation },
+    /// The worker's unclaimed payloads were released.
+    HoldingsSettled { worker: Incarnation },
+    /// The worker gets no more offers.
+    WorkerDraining { worker: Incarnation },
+    /// No worker gets offers any more, and no job is accepted.
+    Draining,
+    /// The attempt was offered.
+    Offered {
+        token: Token,
+        stage: StageName,
+        worker: Incarnation,
+    },
+    /// The offer ended without a grant.
+    OfferEnded { token: Token, end: OfferEnd },
+    /// The worker is still at it.
+    Renewed {
+        token: Token,
+        sequence: u64,
+        progress: Option<Progress>,
+    },
+    /// An attempt that was superseded has stopped: its slot is free.
+    AttemptStopped { worker: Incarnation, token: Token },
+}
+
+/// Why an attempt was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Loss {
+    /// Its worker died, or stayed away too long.
+    WorkerLost,
+    /// Its worker came back without it: the grant never arrived.
+    NotRunning,
+    /// Its grant was not renewed.
+    GrantExpired,
+    /// It was renewed, but made no progress.
+    NoProgress,
+    /// Its worker stopped it unasked.
+    Stopped,
+    /// It could not read an input whose holder is gone.
+    InputLost,
+}
+
+impl Loss {
+    /// Whether the worker may still be running the attempt, so that its slot is not free yet.
+    pub const fn keeps_slot(self) -> bool {
+        matches!(self, Self::GrantExpired | Self::NoProgress)
+    }
+}
+
+/// How an offer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum OfferEnd {
+    /// The worker declined.
+    Declined,
+    /// The worker did not answer in time.
+    Unanswered,
+    /// The worker's stream broke, or what was offered is not there any more.
+    Withdrawn,
+}
+
+impl Event {
+    /// Whether the event must be journaled. Replaying these alone rebuilds the durable state.
+    pub const fn is_durable(&self) -> bool {
+        !matches!(
+            self,
+            Self::WorkerAttached { .. }
+                | Self::WorkerAway { .. }
+                | Self::WorkerLost { .. }
+                | Self::WorkerResumed { .. }
+                | Self::HoldingsSettled { .. }
+                | Self::WorkerDraining { .. }
+                | Self::Draining
+                | Self::Offered { .. }
+                | Self::OfferEnded { .. }
+                | Self::Renewed { .. }
+                | Self::AttemptStopped { .. }
+        )
+    }
+
+    /// The job that the event changes, if it changes one.
+    pub const fn job(&self) -> Option<JobId> {
+        match self {
+            Self::JobSubmitted { job, .. }
+            | Self::JobCancelling { job }
+            | Self::JobEnded { job, .. }
+            | Self::JobForgotten { job }
+            | Self::PayloadLost { job, .. }
+            | Self::PayloadReleased { job, .. }
+            | Self::StageReopened { job, .. }
+            | Self::StageSkipped { job, .. } => Some(*job),
+            Self::AttemptGranted { token, .. }
+            | Self::Published { token, .. }
+            | Self::AttemptCompleted { token, .. }
+            | Self::AttemptFailed { token, .. }
+            | Self::AttemptLost { token, .. }
+            | Self::AttemptFenced { token, .. }
+            | Self::Offered { token, .. }
+            | Self::OfferEnded { token, .. }
+            | Self::Renewed { token, .. } => Some(token.job),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,52 @@
+use std::time::Duration;
+
+use stagewire_core::{Incarnation, Progress, StageName};
+
+/// Why a stage of a job is not done yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// The stage; `None` where the whole job waits.
+    pub stage: Option<StageName>,
+    /// For how long.
+    pub waited: Duration,
+    /// For what.
+    pub cause: WaitCause,
+}
+
+/// What a stage waits for, with the numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are what the sentence above them names")]
+pub enum WaitCause {
+    /// The output of these stages.
+    Inputs { stages: Vec<StageName> },
+    /// A worker of the stage: none is attached. `away` ones may come back.
+    NoWorker { away: u32 },
+    /// A free slot: of `advertised` ones `running` are used, `reserved` offered, `stopping` not yet freed by attempts that were told to stop, and `paused` belong to workers that declined.
+    /// `ahead` jobs come first.
+    Slot {
+        ahead: usize,
+        advertised: u32,
+        running: u32,
+        reserved: u32,
+        stopping: u32,
+        paused: u32,
+    },
+    /// Payloads of the stage to be released: `held` of `limit` are held. `ahead` jobs come first.
+    Credit { ahead: usize, held: u32, limit: u32 },
+    /// Nothing: it is offered at the next poll.
+    Dispatch { ahead: usize },
+    /// The server to restart: it is draining.
+    Draining,
+    /// A worker's answer to the offer.
+    Answer { worker: Incarnation, within: Duration },
+    /// The attempt to end.
+    Attempt {
+        worker: Incarnation,
+        progress: Option<Progress>,
+        /// When it is lost, if nothing is heard.
+        within: Duration,
+    },
+    /// Attempts that were told to stop.
+    Stopping { attempts: u32, within: Duration },
+}

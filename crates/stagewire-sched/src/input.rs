@@ -1,0 +1,220 @@
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use stagewire_core::{ByteCount, Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Token};
+
+/// Something that happened outside. [`Sched::decide`](crate::Sched::decide) says what follows from it.
+///
+/// What comes from a worker names that worker, so that nobody can act for another one's attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// The server has replayed its journal and starts to work in this epoch, one higher than the last.
+    Restarted {
+        /// The new epoch.
+        epoch: Epoch,
+    },
+    /// Somebody wants a job done. The id that counts is [`Decision::job`](crate::Decision::job): with a known key
+    /// it is the job of the first submission.
+    Submit {
+        /// Id for the job, never used before.
+        job: JobId,
+        /// Parameters: a JSON object that the server has checked.
+        params: Arc<str>,
+        /// Makes the submission repeatable.
+        key: Option<IdempotencyKey>,
+    },
+    /// Somebody does not want the job any more.
+    Cancel {
+        /// The job.
+        job: JobId,
+    },
+    /// A worker's stream is up: for the first time, or again.
+    WorkerAttached {
+        /// The worker.
+        worker: WorkerInfo,
+        /// Attempts that it still runs, from before its stream was lost; those that ended without an answer included.
+        running: Vec<Token>,
+        /// Payloads whose bytes it still holds.
+        holding: Vec<PayloadId>,
+    },
+    /// A worker's stream broke, but its process may live.
+    WorkerAway {
+        /// The worker.
+        worker: Incarnation,
+    },
+    /// A worker's process is gone, and what it held with it.
+    WorkerLost {
+        /// The worker.
+        worker: Incarnation,
+    },
+    /// A worker takes an offer.
+    Accept {
+        /// The worker.
+        worker: Incarnation,
+        /// The offer.
+        token: Token,
+    },
+    /// A worker does not take an offer.
+    Decline {
+        /// The worker.
+        worker: Incarnation,
+        /// The offer.
+        token: Token,
+        /// Why not.
+        failure: Failure,
+    },
+    /// A worker is still at it.
+    Renew {
+        /// The worker.
+        worker: Incarnation,
+        /// The attempt.
+        token: Token,
+        /// Grows with each report of progress; a repeated report is not progress.
+        sequence: u64,
+        /// How far it has come.
+        progress: Option<Progress>,
+    },
+    /// The attempt's payload exists and its first chunk is visible.
+    Published {
+        /// The worker.
+        worker: Incarnation,
+        /// The attempt.
+        token: Token,
+        /// The payload.
+        payload: PayloadInfo,
+    },
+    /// Every chunk is visible and the stage function has returned.
+    Completed {
+        /// The worker.
+        worker: Incarnation,
+        /// The attempt.
+        token: Token,
+        /// The result of a last stage, already safe; ignored for other stages.
+        result: Option<ResultInfo>,
+        /// The chunks as the attempt received them.
+        handovers: Vec<Handover>,
+    },
+    /// The attempt ended without an output.
+    Failed {
+        /// The worker.
+        worker: Incarnation,
+        /// The attempt.
+        token: Token,
+        /// Why.
+        failure: Failure,
+        /// The input that could not be read because its holder is gone: then nobody is to blame.
+        lost: Option<PayloadId>,
+    },
+    /// An attempt that was told to stop has stopped.
+    Stopped {
+        /// The worker.
+        worker: Incarnation,
+        /// The attempt.
+        token: Token,
+    },
+    /// The bytes of this payload are gone, though its holder may live.
+    PayloadLost {
+        /// The payload.
+        payload: PayloadId,
+    },
+    /// No new attempts, and for [`DrainScope::All`] no new jobs; what runs goes on.
+    Drain {
+        /// Where.
+        scope: DrainScope,
+    },
+    /// Time has passed or something changed: do the next thing that is due. Call it until a decision has no events.
+    Poll,
+}
+
+/// What a drain concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrainScope {
+    /// The whole pipeline.
+    All,
+    /// One worker.
+    Worker(Incarnation),
+}
+
+/// A client's name for a submission. The same key with the same hash means the same job, as long as that is remembered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdempotencyKey {
+    /// The client's key.
+    pub key: String,
+    /// Hash of the request.
+    pub hash: u64,
+}
+
+/// One life of one worker process, as it presents itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkerInfo {
+    /// Which life.
+    pub incarnation: Incarnation,
+    /// The stage that it serves.
+    pub stage: StageName,
+    /// Attempts that it runs at once.
+    pub slots: u32,
+    /// Its name for people; need not be unique.
+    pub name: String,
+}
+
+/// A published payload.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PayloadInfo {
+    /// The payload.
+    pub id: PayloadId,
+    /// Bytes of all its tensors.
+    pub nbytes: ByteCount,
+    /// Number of its chunks.
+    pub chunks: u32,
+    /// Whether the store holds it, or the worker that published it.
+    pub stored: bool,
+    /// How consumers reach it.
+    pub handle: HandleBytes,
+}
+
+/// An encoded [`Handle`](stagewire_core::Handle), passed on unread. It carries capabilities, so `Debug` hides it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct HandleBytes(Arc<[u8]>);
+
+impl HandleBytes {
+    /// The encoded handle.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<Vec<u8>> for HandleBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+impl fmt::Debug for HandleBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HandleBytes({} bytes, redacted)", self.0.len())
+    }
+}
+
+/// What a last stage made.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ResultInfo {
+    /// The files, already safe.
+    pub artefacts: Vec<ArtefactInfo>,
+    /// What the stage says about them: a JSON object, or empty.
+    pub info: String,
+}
+
+/// One file of a result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArtefactInfo {
+    /// The server's id, which is also where the file is kept.
+    pub id: String,
+    /// Name that the stage gave it, such as `video.mp4`.
+    pub name: String,
+    /// Its media type, such as `video/mp4`.
+    pub media_type: String,
+    /// Its size.
+    pub nbytes: ByteCount,
+}

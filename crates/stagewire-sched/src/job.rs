@@ -1,0 +1,351 @@
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use stagewire_core::{Attempt, Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
+
+use crate::{Holder, IdempotencyKey, PayloadInfo, ResultInfo};
+
+/// Where a job is in its life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobState {
+    /// It waits or runs.
+    Active,
+    /// Somebody asked it to stop, and some of its attempts have not stopped yet.
+    Cancelling {
+        /// Since when.
+        since: Timestamp,
+    },
+    /// It has ended.
+    Ended {
+        /// How.
+        outcome: Outcome,
+        /// When.
+        at: Timestamp,
+    },
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Every stage is done.
+    Succeeded,
+    /// It will not be tried again.
+    Failed(Failure),
+    /// Somebody asked for it.
+    Cancelled,
+}
+
+impl JobState {
+    /// The state in one word: `active`, `cancelling`, `succeeded`, `failed` or `cancelled`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Cancelling { .. } => "cancelling",
+            Self::Ended { outcome, .. } => match outcome {
+                Outcome::Succeeded => "succeeded",
+                Outcome::Failed(_) => "failed",
+                Outcome::Cancelled => "cancelled",
+            },
+        }
+    }
+}
+
+/// A job and all its stages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    pub(crate) id: JobId,
+    /// Counts submissions; smaller is older.
+    pub(crate) number: u64,
+    pub(crate) params: Arc<str>,
+    pub(crate) key: Option<IdempotencyKey>,
+    pub(crate) submitted: Timestamp,
+    pub(crate) state: JobState,
+    /// In the order of [`Topology::stages`](crate::Topology::stages).
+    pub(crate) stages: Vec<StageRun>,
+    pub(crate) next_attempt: u32,
+    pub(crate) losses: Losses,
+}
+
+/// What went wrong with a job without counting as a failure of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Losses {
+    /// Workers that died, or stayed away too long, while they ran it.
+    pub killed_workers: u32,
+    /// Attempts that fell silent, or were stopped unasked.
+    pub expired: u32,
+    /// Inputs that a consumer could not read.
+    pub lost_inputs: u32,
+}
+
+/// One stage of one job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageRun {
+    pub(crate) name: StageName,
+    pub(crate) phase: Phase,
+    pub(crate) output: Output,
+    pub(crate) failures: u32,
+    pub(crate) last_failure: Option<Failure>,
+    pub(crate) result: Option<ResultInfo>,
+}
+
+/// Where a stage of a job is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// It waits for its inputs.
+    Blocked {
+        /// Since when.
+        since: Timestamp,
+        /// Whether it ran before.
+        again: bool,
+    },
+    /// It waits for a worker.
+    Queued {
+        /// Since when.
+        since: Timestamp,
+        /// Whether it was offered or ran before; then it goes first.
+        again: bool,
+    },
+    /// A worker has been asked.
+    Offered(Offering),
+    /// A worker runs it.
+    Running(Running),
+    /// It is done.
+    Done {
+        /// Since when.
+        since: Timestamp,
+        /// The attempt that did it; `None` where it was skipped.
+        token: Option<Token>,
+    },
+}
+
+/// An offer that is neither accepted nor declined.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offering {
+    /// The right that comes with the grant.
+    pub token: Token,
+    /// Who was asked.
+    pub worker: Incarnation,
+    /// When.
+    pub since: Timestamp,
+    /// When the offer ends.
+    pub deadline: Timestamp,
+    pub(crate) inputs: Vec<PayloadId>,
+}
+
+/// An attempt that was granted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    /// The right to act for it.
+    pub token: Token,
+    /// Who runs it.
+    pub worker: Incarnation,
+    /// When it was granted.
+    pub since: Timestamp,
+    /// When it is lost unless it is renewed.
+    pub deadline: Timestamp,
+    /// How far it has come.
+    pub progress: Option<Progress>,
+    /// Number of its last report of progress.
+    pub sequence: u64,
+    /// When that came.
+    pub progressed: Timestamp,
+    pub(crate) inputs: Vec<PayloadId>,
+}
+
+/// The output of a stage of a job. A last stage has none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Output {
+    /// Not published.
+    None,
+    /// Published and not released. Sealed once the stage is done.
+    Live {
+        /// The payload.
+        payload: PayloadInfo,
+        /// The attempt that published it.
+        token: Token,
+        /// Who ran that attempt.
+        worker: Incarnation,
+    },
+    /// Released or lost.
+    Gone {
+        /// The payload.
+        payload: PayloadId,
+        /// Whether all its chunks were visible. Where they were, who has begun to read may go on.
+        sealed: bool,
+    },
+}
+
+impl Output {
+    /// The payload, while it can be read.
+    pub const fn live(&self) -> Option<&PayloadInfo> {
+        match self {
+            Self::Live { payload, .. } => Some(payload),
+            Self::None | Self::Gone { .. } => None,
+        }
+    }
+
+    /// Who holds the payload, while it can be read.
+    pub const fn holder(&self) -> Option<Holder> {
+        match self {
+            Self::Live { payload, worker, .. } => Some(if payload.stored {
+                Holder::Store
+            } else {
+                Holder::Worker(*worker)
+            }),
+            Self::None | Self::Gone { .. } => None,
+        }
+    }
+}
+
+impl Phase {
+    /// The phase in one word: `blocked`, `queued`, `offered`, `running`, `done` or `skipped`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Blocked { .. } => "blocked",
+            Self::Queued { .. } => "queued",
+            Self::Offered(_) => "offered",
+            Self::Running(_) => "running",
+            Self::Done { token: Some(_), .. } => "done",
+            Self::Done { token: None, .. } => "skipped",
+        }
+    }
+
+    /// Since when.
+    pub const fn since(&self) -> Timestamp {
+        match self {
+            Self::Blocked { since, .. } | Self::Queued { since, .. } | Self::Done { since, .. } => *since,
+            Self::Offered(offer) => offer.since,
+            Self::Running(attempt) => attempt.since,
+        }
+    }
+
+    /// The token of the offer, the attempt, or the attempt that did it.
+    pub const fn token(&self) -> Option<Token> {
+        match self {
+            Self::Blocked { .. } | Self::Queued { .. } => None,
+            Self::Offered(offer) => Some(offer.token),
+            Self::Running(attempt) => Some(attempt.token),
+            Self::Done { token, .. } => *token,
+        }
+    }
+
+    /// The worker that was asked or that runs it.
+    pub const fn worker(&self) -> Option<Incarnation> {
+        match self {
+            Self::Offered(offer) => Some(offer.worker),
+            Self::Running(attempt) => Some(attempt.worker),
+            Self::Blocked { .. } | Self::Queued { .. } | Self::Done { .. } => None,
+        }
+    }
+
+    pub(crate) const fn is_done(&self) -> bool {
+        matches!(self, Self::Done { .. })
+    }
+
+    /// Waits for inputs or for a worker.
+    pub(crate) const fn is_idle(&self) -> bool {
+        matches!(self, Self::Blocked { .. } | Self::Queued { .. })
+    }
+}
+
+impl StageRun {
+    /// Its name.
+    pub const fn name(&self) -> &StageName {
+        &self.name
+    }
+
+    /// Where it is.
+    pub const fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    /// Its output.
+    pub const fn output(&self) -> &Output {
+        &self.output
+    }
+
+    /// How often its attempts failed; losses do not count.
+    pub const fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Why its last attempt ended, where that was not by completion.
+    pub const fn last_failure(&self) -> Option<&Failure> {
+        self.last_failure.as_ref()
+    }
+
+    /// What it made, for a last stage that is done.
+    pub const fn result(&self) -> Option<&ResultInfo> {
+        self.result.as_ref()
+    }
+}
+
+impl Job {
+    /// Its id.
+    pub const fn id(&self) -> JobId {
+        self.id
+    }
+
+    /// Its parameters: a JSON object.
+    pub const fn params(&self) -> &Arc<str> {
+        &self.params
+    }
+
+    /// The key that it was submitted with.
+    pub const fn key(&self) -> Option<&IdempotencyKey> {
+        self.key.as_ref()
+    }
+
+    /// When it was submitted.
+    pub const fn submitted(&self) -> Timestamp {
+        self.submitted
+    }
+
+    /// Where it is in its life.
+    pub const fn state(&self) -> &JobState {
+        &self.state
+    }
+
+    /// How it ended, if it has.
+    pub const fn outcome(&self) -> Option<&Outcome> {
+        match &self.state {
+            JobState::Ended { outcome, .. } => Some(outcome),
+            JobState::Active | JobState::Cancelling { .. } => None,
+        }
+    }
+
+    /// When it ended, if it has.
+    pub const fn ended(&self) -> Option<Timestamp> {
+        match &self.state {
+            JobState::Ended { at, .. } => Some(*at),
+            JobState::Active | JobState::Cancelling { .. } => None,
+        }
+    }
+
+    /// Its stages, in the order of [`Topology::stages`](crate::Topology::stages).
+    pub fn stages(&self) -> &[StageRun] {
+        &self.stages
+    }
+
+    /// The stage of this name.
+    pub fn stage(&self, name: &StageName) -> Option<&StageRun> {
+        self.stages.iter().find(|stage| stage.name == *name)
+    }
+
+    /// Results of its last stages that are done.
+    pub fn results(&self) -> impl Iterator<Item = (&StageName, &ResultInfo)> {
+        self.stages
+            .iter()
+            .filter_map(|stage| Some((&stage.name, stage.result.as_ref()?)))
+    }
+
+    /// What went wrong without counting as a failure.
+    pub const fn losses(&self) -> Losses {
+        self.losses
+    }
+
+    /// The attempt that the next offer will have.
+    pub(crate) const fn next_attempt(&self) -> Attempt {
+        Attempt(self.next_attempt)
+    }
+}

@@ -1,0 +1,56 @@
+use std::time::Duration;
+
+/// How long things may take and how often they may go wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// An offer that is not accepted for so long is withdrawn.
+    pub offer: Duration,
+    /// A worker that declined an offer, or let it run out, gets no other one for so long.
+    pub pause: Duration,
+    /// A grant that is not renewed for so long is lost.
+    pub grant: Duration,
+    /// What a worker holds and runs is kept for so long after its stream broke or the server restarted.
+    pub linger: Duration,
+    /// A job that is being cancelled is cancelled after so long, whatever its workers do.
+    pub cancel: Duration,
+    /// A worker that does not stop an attempt for so long after it was told is given up.
+    pub stop: Duration,
+    /// Jobs that have not ended, at most.
+    pub max_queued: usize,
+    /// Jobs that have ended and are remembered, at most; the one that ended first is forgotten first.
+    pub max_ended: usize,
+    /// Slots that one worker may advertise, at most.
+    pub max_slots: u32,
+    /// Workers that may die while they run a job, before the job is taken for the cause and fails.
+    pub max_killed_workers: u32,
+    /// Attempts of a job that may fall silent or stop unasked, before the job fails.
+    pub max_expired: u32,
+    /// Inputs of a job that its consumers may report as lost, before the job fails.
+    pub max_lost_inputs: u32,
+}
+
+impl Limits {
+    /// How often a worker should renew its grants: three times within [`Limits::grant`].
+    pub fn renew_interval(&self) -> Duration {
+        self.grant / 3
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            offer: Duration::from_secs(1),
+            pause: Duration::from_secs(1),
+            grant: Duration::from_secs(15),
+            linger: Duration::from_secs(60),
+            cancel: Duration::from_secs(30),
+            stop: Duration::from_secs(60),
+            max_queued: 10_000,
+            max_ended: 10_000,
+            max_slots: 1024,
+            max_killed_workers: 3,
+            max_expired: 3,
+            max_lost_inputs: 8,
+        }
+    }
+}

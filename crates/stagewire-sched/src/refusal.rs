@@ -1,0 +1,158 @@
+use std::collections::BTreeMap;
+
+use stagewire_core::{Classify, Epoch, ErrorClass, Incarnation, JobId, PayloadId, StageName, Token};
+
+/// Why an input changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum Refusal {
+    #[error("epoch {epoch} is not above the current epoch {current}; is another server working on this journal?", epoch = .epoch.0, current = .current.0)]
+    Epoch { epoch: Epoch, current: Epoch },
+    #[error("job {job} does not exist, or was forgotten")]
+    UnknownJob { job: JobId },
+    #[error("job {job} exists already")]
+    DuplicateJob { job: JobId },
+    #[error("idempotency key {key:?} was used for job {job} with another request; use a new key")]
+    KeyConflict { key: String, job: JobId },
+    #[error("{queued} jobs wait or run and {limit} are allowed; try again later")]
+    QueueFull { queued: usize, limit: usize },
+    #[error("the server is draining and takes no new jobs; try again once it has restarted")]
+    Draining,
+    #[error("job {job} has already {state}")]
+    JobEnded { job: JobId, state: &'static str },
+    #[error("worker {worker} serves stage {stage}, which the pipeline does not have; it has {}", .known.iter().map(StageName::as_str).collect::<Vec<_>>().join(", "))]
+    UnknownStage {
+        worker: Incarnation,
+        stage: StageName,
+        known: Vec<StageName>,
+    },
+    #[error("worker {worker} advertises {slots} slots; it must be 1 to {limit}")]
+    Slots {
+        worker: Incarnation,
+        slots: u32,
+        limit: u32,
+    },
+    #[error("worker {worker} says that it runs {running} attempts, with {slots} slots")]
+    TooManyRunning {
+        worker: Incarnation,
+        running: usize,
+        slots: u32,
+    },
+    #[error(
+        "worker {worker} attached as stage {stage} with {slots} slots before and now differs; \
+         a worker that changes needs a new incarnation"
+    )]
+    WorkerChanged {
+        worker: Incarnation,
+        stage: StageName,
+        slots: u32,
+    },
+    #[error("worker {worker} is not attached; attach before sending anything else")]
+    UnknownWorker { worker: Incarnation },
+    #[error("token {token} is not valid for worker {worker}: the attempt was superseded, or was never this worker's")]
+    Stale { worker: Incarnation, token: Token },
+    #[error("stage {stage} of job {job} is a last stage, so nobody consumes payload {payload}; send a result")]
+    NoConsumer {
+        job: JobId,
+        stage: StageName,
+        payload: PayloadId,
+    },
+    #[error("attempt {token} has already published payload {published}, and now {payload}; an attempt publishes once")]
+    PublishedTwice {
+        token: Token,
+        published: PayloadId,
+        payload: PayloadId,
+    },
+    #[error("payload {payload} is already known as the output of job {job}; every publication needs its own id")]
+    PayloadInUse { payload: PayloadId, job: JobId },
+}
+
+impl Classify for Refusal {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::UnknownJob { .. } | Self::UnknownStage { .. } => ErrorClass::NotFound,
+            Self::Epoch { .. }
+            | Self::DuplicateJob { .. }
+            | Self::KeyConflict { .. }
+            | Self::JobEnded { .. }
+            | Self::WorkerChanged { .. }
+            | Self::PublishedTwice { .. }
+            | Self::PayloadInUse { .. } => ErrorClass::Conflict,
+            Self::QueueFull { .. } => ErrorClass::Exhausted,
+            Self::Draining => ErrorClass::Unavailable,
+            Self::UnknownWorker { .. } | Self::Stale { .. } => ErrorClass::Fenced,
+            Self::Slots { .. } | Self::TooManyRunning { .. } | Self::NoConsumer { .. } => ErrorClass::Invalid,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Epoch { .. } => "server.epoch",
+            Self::UnknownJob { .. } => "job.unknown",
+            Self::DuplicateJob { .. } => "job.duplicate",
+            Self::KeyConflict { .. } => "job.key_conflict",
+            Self::QueueFull { .. } => "queue.full",
+            Self::Draining => "server.draining",
+            Self::JobEnded { .. } => "job.ended",
+            Self::UnknownStage { .. } => "stage.unknown",
+            Self::Slots { .. } | Self::TooManyRunning { .. } => "worker.slots",
+            Self::WorkerChanged { .. } => "worker.changed",
+            Self::UnknownWorker { .. } => "worker.unknown",
+            Self::Stale { .. } => "attempt.superseded",
+            Self::NoConsumer { .. } => "payload.no_consumer",
+            Self::PublishedTwice { .. } => "payload.published_twice",
+            Self::PayloadInUse { .. } => "payload.in_use",
+        }
+    }
+
+    fn details(&self) -> BTreeMap<String, String> {
+        let pairs: Vec<(&str, String)> = match self {
+            Self::Epoch { epoch, current } => vec![("epoch", epoch.0.to_string()), ("current", current.0.to_string())],
+            Self::UnknownJob { job } | Self::DuplicateJob { job } => vec![("job", job.to_string())],
+            Self::KeyConflict { key, job } => vec![("key", key.clone()), ("job", job.to_string())],
+            Self::QueueFull { queued, limit } => vec![("queued", queued.to_string()), ("limit", limit.to_string())],
+            Self::Draining => vec![],
+            Self::JobEnded { job, state } => vec![("job", job.to_string()), ("state", (*state).to_owned())],
+            Self::UnknownStage { worker, stage, .. } => {
+                vec![("worker", worker.to_string()), ("stage", stage.to_string())]
+            }
+            Self::Slots { worker, slots, limit } => vec![
+                ("worker", worker.to_string()),
+                ("slots", slots.to_string()),
+                ("limit", limit.to_string()),
+            ],
+            Self::TooManyRunning { worker, running, slots } => vec![
+                ("worker", worker.to_string()),
+                ("running", running.to_string()),
+                ("slots", slots.to_string()),
+            ],
+            Self::WorkerChanged { worker, stage, slots } => vec![
+                ("worker", worker.to_string()),
+                ("stage", stage.to_string()),
+                ("slots", slots.to_string()),
+            ],
+            Self::UnknownWorker { worker } => vec![("worker", worker.to_string())],
+            Self::Stale { worker, token } => vec![("worker", worker.to_string()), ("token", token.to_string())],
+            Self::NoConsumer { job, stage, payload } => vec![
+                ("job", job.to_string()),
+                ("stage", stage.to_string()),
+                ("payload", payload.to_string()),
+            ],
+            Self::PublishedTwice {
+                token,
+                published,
+                payload,
+            } => vec![
+                ("token", token.to_string()),
+                ("published", published.to_string()),
+                ("payload", payload.to_string()),
+            ],
+            Self::PayloadInUse { payload, job } => vec![("payload", payload.to_string()), ("job", job.to_string())],
+        };
+        pairs
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
+    }
+}
