@@ -1,0 +1,182 @@
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use stagewire_core::{Record, RecordError};
+
+use super::{Inner, Segment};
+use crate::Borrowed;
+
+/// A range of the arena; goes back to it when the last reference is dropped.
+struct Range {
+    arena: Arc<Inner>,
+    segment: Arc<Segment>,
+    offset: u64,
+    len: u64,
+    reserved: u64,
+    /// Whether an [`ExtentWriter`] may still change bytes.
+    open: AtomicBool,
+}
+
+impl Range {
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.segment.at(self.offset)
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        self.arena.free(self.segment.id(), self.offset, self.reserved);
+    }
+}
+
+impl fmt::Debug for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {}+{}", self.len, self.segment.id(), self.offset)
+    }
+}
+
+/// Freshly allocated bytes of the arena, for one writer.
+#[derive(Debug)]
+pub struct ExtentMut {
+    range: Arc<Range>,
+}
+
+impl ExtentMut {
+    pub(super) fn new(arena: Arc<Inner>, segment: Arc<Segment>, offset: u64, len: u64, reserved: u64) -> Self {
+        let range = Range {
+            arena,
+            segment,
+            offset,
+            len,
+            reserved,
+            open: AtomicBool::new(false),
+        };
+        Self { range: Arc::new(range) }
+    }
+
+    /// Ends writing.
+    pub fn freeze(self) -> Extent {
+        Extent { range: self.range }
+    }
+
+    /// Splits into an extent that can be registered now and a writer that still fills it, chunk by chunk. A chunk must
+    /// not be written any more once it was announced to a reader.
+    pub fn open(self) -> (Extent, ExtentWriter) {
+        self.range.open.store(true, Ordering::Release);
+        let extent = Extent {
+            range: self.range.clone(),
+        };
+        (extent, ExtentWriter { range: self.range })
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.range.as_ptr()
+    }
+}
+
+impl Deref for ExtentMut {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is mapped for as long as the segment lives, always initialised (fresh pages are zero), and
+        // belongs to this value alone: peers learn of it only once it is an `Extent`.
+        unsafe { slice::from_raw_parts(self.range.as_ptr().as_ptr(), self.range.len as usize) }
+    }
+}
+
+impl DerefMut for ExtentMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`, and `&mut self` excludes every other reference of this process.
+        unsafe { slice::from_raw_parts_mut(self.range.as_ptr().as_ptr(), self.range.len as usize) }
+    }
+}
+
+/// Bytes of the arena that can be registered. Cloning is cheap and shares the bytes.
+#[derive(Debug, Clone)]
+pub struct Extent {
+    range: Arc<Range>,
+}
+
+impl Extent {
+    /// Bytes, as asked for.
+    pub fn len(&self) -> u64 {
+        self.range.len
+    }
+
+    /// Never: the arena allocates at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.range.as_ptr()
+    }
+
+    /// The bytes, unless an [`ExtentWriter`] may still change them.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        if self.range.open.load(Ordering::Acquire) {
+            return None;
+        }
+        // SAFETY: mapped and initialised as in `ExtentMut::deref`. There is no writer, and none can come back: a writer
+        // comes only from an `ExtentMut`, which ended when this was made.
+        Some(unsafe { slice::from_raw_parts(self.range.as_ptr().as_ptr(), self.range.len as usize) })
+    }
+
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.range.segment
+    }
+
+    /// First byte within the segment.
+    pub(crate) fn offset(&self) -> u64 {
+        self.range.offset
+    }
+
+    pub(super) fn arena(&self) -> &Arc<Inner> {
+        &self.range.arena
+    }
+}
+
+/// The only writer of an extent that readers may already see in parts.
+#[derive(Debug)]
+pub struct ExtentWriter {
+    range: Arc<Range>,
+}
+
+impl ExtentWriter {
+    /// Copies records from `source` into the extent. Blocks for as long as the copy takes.
+    ///
+    /// # Errors
+    /// [`RecordError`]; nothing is written then.
+    pub fn copy(&mut self, records: &[Record], source: &Borrowed) -> Result<(), RecordError> {
+        for record in records {
+            record.check(source.len() as u64, self.range.len)?;
+        }
+        let rows = records
+            .iter()
+            .map(|record| record.merged())
+            .flat_map(|record| record.row_offsets().map(move |(src, dst)| (src, dst, record.width)));
+        for (src, dst, width) in rows {
+            // SAFETY: `check` proved that both rows lie inside their memory. The source is readable by the contract of
+            // `Borrowed::new`. The destination is written by this writer alone, and shown as a slice by nobody.
+            // The two may be the same memory, which `copy` allows.
+            unsafe {
+                let from = source.as_ptr().as_ptr().add(src as usize);
+                let to = self.range.as_ptr().as_ptr().add(dst as usize);
+                ptr::copy(from, to, width as usize);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ExtentWriter {
+    fn drop(&mut self) {
+        self.range.open.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,112 @@
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::Extent;
+
+/// Memory to register.
+#[derive(Debug, Clone)]
+pub enum Memory {
+    /// From this host's arena: others can map it.
+    Arena(Extent),
+    /// From anywhere else in this process.
+    Borrowed(Borrowed),
+}
+
+impl Memory {
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Arena(extent) => extent.len(),
+            Self::Borrowed(borrowed) => borrowed.len() as u64,
+        }
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        match self {
+            Self::Arena(extent) => extent.as_ptr(),
+            Self::Borrowed(borrowed) => borrowed.as_ptr(),
+        }
+    }
+}
+
+impl From<Extent> for Memory {
+    fn from(extent: Extent) -> Self {
+        Self::Arena(extent)
+    }
+}
+
+impl From<Borrowed> for Memory {
+    fn from(borrowed: Borrowed) -> Self {
+        Self::Borrowed(borrowed)
+    }
+}
+
+/// Memory of this process that somebody else owns: a torch tensor, a `Vec`.
+#[derive(Clone)]
+pub struct Borrowed {
+    ptr: NonNull<u8>,
+    len: usize,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the constructor's contract makes the bytes readable from any thread for as long as the owner lives, and the
+// owner is Send and Sync.
+unsafe impl Send for Borrowed {}
+// SAFETY: as above; this type only reads.
+unsafe impl Sync for Borrowed {}
+
+impl Borrowed {
+    /// Borrows `len` bytes at `ptr`, which stay valid for as long as `owner` is not dropped.
+    ///
+    /// The owner is dropped on any thread, after the last pin ended.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, the bytes must stay readable at this address, from any thread. A byte must not be
+    /// written any more once it was announced to a reader (whole payload: from registration; chunk: from `ready`).
+    pub unsafe fn new(ptr: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self {
+            ptr,
+            len,
+            _owner: owner,
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+}
+
+impl From<Vec<u8>> for Borrowed {
+    fn from(bytes: Vec<u8>) -> Self {
+        let owner = Arc::new(bytes);
+        let ptr = NonNull::from(owner.as_slice()).cast();
+        let len = owner.len();
+        // SAFETY: the Arc keeps the Vec, nobody can change a Vec inside an Arc that is not handed out.
+        unsafe { Self::new(ptr, len, owner) }
+    }
+}
+
+impl fmt::Debug for Borrowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Borrowed({} bytes)", self.len)
+    }
+}

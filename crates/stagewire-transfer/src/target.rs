@@ -1,0 +1,224 @@
+//! Where pulled bytes go.
+
+mod buffer;
+mod ledger;
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use buffer::Buffer;
+use ledger::Ledger;
+
+use crate::{Extent, ExtentMut, TargetError};
+
+/// Destination memory for pulls; copies in flight keep it alive.
+///
+/// It keeps books of its bytes: each is pulled at most once between resets, never by two pulls at a time, and
+/// [`Target::slice`] shows only bytes of pulls that succeeded. So no safe code sees a byte that may still change or
+/// never arrived.
+pub struct Target {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    ptr: NonNull<u8>,
+    len: u64,
+    keep: Keep,
+    ledger: Mutex<Ledger>,
+}
+
+enum Keep {
+    Owner(#[expect(dead_code, reason = "held, never looked at")] Arc<dyn Any + Send + Sync>),
+    Private(#[expect(dead_code, reason = "held, never looked at")] Buffer),
+    Extent(ExtentMut),
+}
+
+// SAFETY: the bytes have no thread affinity (contract of `new`; the other kinds are plain memory), and who touches
+// which of them is decided by the ledger.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Target {
+    /// Memory of the caller, which stays valid for as long as `owner` is not dropped.
+    ///
+    /// # Safety
+    /// Until `owner` is dropped, the bytes must be initialised, readable and writable at this address from any thread,
+    /// and nobody may read or write bytes while a pull into them is in flight: from the call of
+    /// [`Pinned::pull`](crate::Pinned::pull) until it returned, or, when its future was dropped or ran out of time,
+    /// until [`Target::is_idle`].
+    pub unsafe fn new(ptr: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        Self::from_parts(ptr, len as u64, Keep::Owner(owner))
+    }
+
+    /// Private memory, page-aligned, from a pool of buffers that were used before where one fits.
+    ///
+    /// # Errors
+    /// [`TargetError::Memory`] where the system gives none.
+    pub fn allocate(len: u64) -> Result<Self, TargetError> {
+        let buffer = Buffer::take(len).ok_or(TargetError::Memory { len })?;
+        Ok(Self::from_parts(buffer.as_ptr(), len, Keep::Private(buffer)))
+    }
+
+    fn from_parts(ptr: NonNull<u8>, len: u64, keep: Keep) -> Self {
+        let ledger = Mutex::default();
+        Self {
+            inner: Arc::new(Inner { ptr, len, keep, ledger }),
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.inner.len
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first byte. What may be read through it, and when, [`Target::slice`] tells.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.inner.ptr
+    }
+
+    /// Bytes that were pulled.
+    ///
+    /// # Errors
+    /// [`TargetError::Unwritten`] where one of them was not, [`TargetError::OutOfBounds`].
+    pub fn slice(&self, range: Range<u64>) -> Result<&[u8], TargetError> {
+        let (start, end, len) = (range.start, range.end, self.len());
+        if start > end || end > len {
+            return Err(TargetError::OutOfBounds { start, end, len });
+        }
+        if !self.inner.ledger().is_written(&range) {
+            return Err(TargetError::Unwritten { start, end });
+        }
+        // SAFETY: in bounds, initialised, and written by a pull that ended; the ledger lets no other pull write these
+        // bytes before `reset`, which needs this value without such a borrow.
+        Ok(unsafe { slice::from_raw_parts(self.inner.ptr.as_ptr().add(start as usize), (end - start) as usize) })
+    }
+
+    /// All bytes.
+    ///
+    /// # Errors
+    /// As [`Target::slice`].
+    pub fn as_slice(&self) -> Result<&[u8], TargetError> {
+        self.slice(0..self.len())
+    }
+
+    /// Whether no copy writes into it.
+    pub fn is_idle(&self) -> bool {
+        self.inner.ledger().is_idle()
+    }
+
+    /// Forgets what was pulled, so that all of it can be pulled again.
+    ///
+    /// # Errors
+    /// [`TargetError::Busy`] while a copy writes into it, be it one whose future was dropped.
+    pub fn reset(&mut self) -> Result<(), TargetError> {
+        self.inner.ledger().reset()
+    }
+
+    /// Makes an extent for readers out of a target that was made of one.
+    ///
+    /// # Errors
+    /// Gives the target back where it was not made from an [`ExtentMut`], or a copy still writes into it.
+    pub fn into_extent(self) -> Result<Extent, Self> {
+        if !matches!(self.inner.keep, Keep::Extent(_)) {
+            return Err(self);
+        }
+        match Arc::try_unwrap(self.inner) {
+            Ok(Inner {
+                keep: Keep::Extent(extent),
+                ..
+            }) => Ok(extent.freeze()),
+            Ok(_) => unreachable!("checked above"),
+            Err(inner) => Err(Self { inner }),
+        }
+    }
+
+    /// Claims the bytes of `rows`, sorted and disjoint, for one pull.
+    pub(crate) fn claim(&self, rows: Vec<Range<u64>>) -> Result<Claim, TargetError> {
+        self.inner.ledger().claim(&rows)?;
+        Ok(Claim {
+            inner: self.inner.clone(),
+            rows,
+        })
+    }
+}
+
+impl From<ExtentMut> for Target {
+    fn from(extent: ExtentMut) -> Self {
+        Self::from_parts(extent.as_ptr(), extent.len() as u64, Keep::Extent(extent))
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Target({} bytes)", self.len())
+    }
+}
+
+impl Inner {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes of a target that one pull writes. Dropped without [`Claim::commit`], they count as never written.
+pub(crate) struct Claim {
+    inner: Arc<Inner>,
+    rows: Vec<Range<u64>>,
+}
+
+impl Claim {
+    /// The first byte of the target.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.inner.ptr
+    }
+
+    /// The bytes are exact.
+    pub(crate) fn commit(mut self) {
+        self.inner.ledger().commit(&std::mem::take(&mut self.rows));
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.inner.ledger().give_up(&self.rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pulled_bytes_show_and_none_is_pulled_twice() {
+        let mut target = Target::allocate(100).expect("memory");
+        assert_eq!(
+            target.as_slice().unwrap_err(),
+            TargetError::Unwritten { start: 0, end: 100 }
+        );
+        let claim = target.claim(vec![0..10, 20..30]).expect("free");
+        assert!(!target.is_idle());
+        assert_eq!(target.reset().unwrap_err(), TargetError::Busy { start: 0, end: 10 });
+        assert!(matches!(target.claim(vec![29..31]), Err(TargetError::Busy { .. })));
+        claim.commit();
+        assert_eq!(target.slice(20..30).expect("pulled").len(), 10);
+        assert!(target.slice(5..25).is_err(), "a hole was shown");
+        assert!(matches!(target.claim(vec![9..11]), Err(TargetError::Written { .. })));
+        drop(target.claim(vec![10..20]).expect("free"));
+        assert!(target.slice(10..20).is_err(), "bytes of a failed pull were shown");
+        target.claim(vec![10..20]).expect("free again").commit();
+        assert_eq!(target.slice(0..30).expect("no hole left").len(), 30);
+        target.reset().expect("idle");
+        assert!(target.slice(0..1).is_err());
+        assert!(matches!(target.slice(0..101), Err(TargetError::OutOfBounds { .. })));
+    }
+}
