@@ -1,2 +1,82 @@
-//! The stagewire command line.
-fn main() {}
+//! The `stagewire` command line.
+//!
+//! *What it is.* One file under `command` for each command; `supervisor` keeps worker processes running; `client`
+//! speaks the server's HTTP API; `bench` measures. Everything else is in the crates below.
+//!
+//! *Guarantees.* Data goes to stdout, talk to stderr, `--json` prints one document. The exit status says what
+//! `exit::Exit` lists. What `up` starts has ended when `up` has ended, unless `up` itself was killed: then the workers
+//! wait up to a minute for the next one.
+
+mod args;
+mod bench;
+mod client;
+mod command;
+mod exit;
+mod output;
+mod progress;
+mod python;
+mod signals;
+mod supervisor;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Cli, Command, Global};
+use crate::exit::{Exit, Fault};
+use crate::output::Output;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log(&cli.global);
+    let output = Output::new(cli.command.json(), cli.global.quiet);
+    let exit = run(cli, &output).unwrap_or_else(|fault| {
+        output.error(&fault);
+        fault.exit
+    });
+    exit.into()
+}
+
+fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
+    let global = &cli.global;
+    match cli.command {
+        // Replaces this process: no runtime, no threads.
+        Command::Worker(args) => command::worker::run(&args, global),
+        command => {
+            let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+            let exit = runtime.block_on(async {
+                match command {
+                    Command::Up(args) => command::up::run(args, global, output).await,
+                    Command::Serve(args) => command::serve::run(args, global, output).await,
+                    Command::Submit(args) => command::submit::run(args, global, output).await,
+                    Command::Jobs(args) => command::jobs::run(args, global, output).await,
+                    Command::Job(args) => command::job::show(args, global, output).await,
+                    Command::Cancel(args) => command::job::cancel(args, global, output).await,
+                    Command::Status(args) => command::status::run(args, global, output).await,
+                    Command::Stages(args) => command::status::stages(args, global, output).await,
+                    Command::Bench(args) => command::bench::run(args, output).await,
+                    Command::BenchProducer(args) => bench::produce(args).await,
+                    Command::Worker(_) => unreachable!("handled above"),
+                }
+            });
+            // What still runs in the background has nothing left to do for anyone.
+            runtime.shutdown_background();
+            exit
+        }
+    }
+}
+
+fn log(global: &Global) {
+    let level = match global.verbose {
+        0 => "warn",
+        1 => "info,stagewire=debug",
+        _ => "debug",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(console::colors_enabled_stderr())
+        .init();
+}

@@ -1,0 +1,169 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use stagewire_core::{Failure, Handover, Progress, Timestamp, TransferMode};
+
+/// The body of every refusal.
+#[derive(Debug, Deserialize)]
+pub(super) struct Refusal {
+    pub(super) error: Failure,
+}
+
+/// One job. Fields that are not shown are kept, so that `--json` prints what the server said.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) id: String,
+    pub(crate) state: String,
+    #[serde(default)]
+    pub(crate) failure: Option<Failure>,
+    #[serde(default)]
+    pub(crate) stages: Vec<JobStage>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+impl Job {
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.state.as_str(), "succeeded" | "failed" | "cancelled")
+    }
+
+    /// Where it stands, on one line.
+    pub(crate) fn summary(&self) -> String {
+        if let Some(failure) = &self.failure {
+            return failure.message.lines().next().unwrap_or_default().to_owned();
+        }
+        let at_work = self.stages.iter().filter(|stage| stage.state == "running");
+        at_work
+            .map(|stage| format!("{} {}", stage.name, stage.note()))
+            .collect::<Vec<_>>()
+            .join(", ")
+    }
+}
+
+/// One stage of one job.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct JobStage {
+    pub(crate) name: String,
+    pub(crate) state: String,
+    #[serde(default)]
+    worker: Option<String>,
+    #[serde(default)]
+    progress: Option<Progress>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+impl JobStage {
+    /// What it does or waits for.
+    pub(crate) fn note(&self) -> String {
+        let worker = self.worker.as_ref().map(|worker| format!("on {worker}"));
+        let progress = self.progress.as_ref().filter(|progress| progress.total > 0);
+        let progress = progress.map(|progress| format!("{} {}/{}", progress.unit, progress.done, progress.total));
+        worker.into_iter().chain(progress).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// `GET /v1/jobs`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct JobList {
+    pub(crate) jobs: Vec<Job>,
+}
+
+/// What happened to a job.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Event {
+    pub(crate) seq: u64,
+    pub(crate) at_ns: Timestamp,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) stage: Option<String>,
+    pub(crate) worker: Option<String>,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) payload: Option<PayloadNotice>,
+    pub(crate) handover: Option<Handover>,
+    pub(crate) failure: Option<Failure>,
+}
+
+impl Event {
+    /// Whether nothing comes after it.
+    pub(crate) fn is_last(&self) -> bool {
+        matches!(self.kind.as_str(), "succeeded" | "failed" | "cancelled")
+    }
+}
+
+/// A payload that came into being.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PayloadNotice {
+    pub(crate) nbytes: u64,
+    pub(crate) chunks: u32,
+    pub(crate) mode: TransferMode,
+}
+
+/// `GET /v1/jobs/{id}/result`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct JobResult {
+    pub(crate) artefacts: Vec<Artefact>,
+}
+
+/// One finished file.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Artefact {
+    pub(crate) name: String,
+    /// Path at the server.
+    pub(crate) url: String,
+}
+
+/// `GET /v1/pipeline`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Pipeline {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) params: BTreeMap<String, ParamSpec>,
+    pub(crate) stages: Vec<Stage>,
+    #[serde(default)]
+    pub(crate) workers: Vec<Worker>,
+}
+
+impl Pipeline {
+    pub(crate) fn stage_names(&self) -> Vec<String> {
+        self.stages.iter().map(|stage| stage.name.clone()).collect()
+    }
+
+    /// The workers that can be given work.
+    pub(crate) fn ready_workers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().filter(|worker| worker.state == "ready")
+    }
+}
+
+/// What a job may ask.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ParamSpec {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) default: Option<Value>,
+    pub(crate) help: Option<String>,
+}
+
+/// One stage of the pipeline.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Stage {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    #[serde(default)]
+    pub(crate) queued: u64,
+    #[serde(default)]
+    pub(crate) running: u64,
+}
+
+/// One attached worker.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Worker {
+    pub(crate) name: String,
+    pub(crate) stage: String,
+    pub(crate) pid: u32,
+    pub(crate) state: String,
+    pub(crate) slots: u32,
+    #[serde(default)]
+    pub(crate) held: u32,
+}

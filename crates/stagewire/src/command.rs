@@ -1,0 +1,10 @@
+//! One module for each command.
+
+pub(crate) mod bench;
+pub(crate) mod job;
+pub(crate) mod jobs;
+pub(crate) mod serve;
+pub(crate) mod status;
+pub(crate) mod submit;
+pub(crate) mod up;
+pub(crate) mod worker;

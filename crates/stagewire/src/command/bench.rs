@@ -1,0 +1,49 @@
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::bench::{self, Name};
+use crate::exit::{EXIT_HELP, Exit, Fault};
+use crate::output::Output;
+
+pub(crate) use crate::bench::ProducerArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  stagewire bench quick
+  stagewire bench quick --json quick.json";
+
+/// Measure what a hand-over costs on this machine, beside a memcpy of the same bytes
+///
+/// Needs no server. The times are medians over pairs that are measured right after each other. A target that is missed
+/// is printed as such and is no failure of the command.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_HELP}"))]
+pub(crate) struct BenchArgs {
+    /// The benchmark
+    #[arg(value_name = "NAME")]
+    name: Name,
+
+    /// Pairs for each row
+    #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u16).range(21..))]
+    pairs: u16,
+
+    /// Write the report as JSON to FILE, or to stdout instead of text
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    pub(crate) json: Option<Option<PathBuf>>,
+}
+
+pub(crate) async fn run(args: BenchArgs, output: &Output) -> Result<Exit, Fault> {
+    let report = bench::run(args.name, args.pairs.into()).await?;
+    if let Some(Some(file)) = &args.json {
+        std::fs::write(file, serde_json::to_string_pretty(&report)?)
+            .map_err(|error| Fault::failed(format!("cannot write {}: {error}", file.display())))?;
+        output.topic("saved", file.display());
+    }
+    if output.json {
+        output.document(&report)?;
+    } else {
+        report.print(output)?;
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,71 @@
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::Args;
+use stagewire_core::StageName;
+
+use crate::args::Global;
+use crate::exit::{EXIT_HELP, Exit, Fault};
+use crate::python::Python;
+
+const EXAMPLES: &str = "\
+Examples:
+  stagewire worker --pipeline examples/wan/stagewire.toml --stage decode
+  stagewire worker --pipeline examples/wan/pipeline.py --stage decode --slots 1 --python ~/envs/wan/bin/python";
+
+/// Run one worker of one stage, beside those that `up` started or for a server that `serve` started
+///
+/// Becomes the Python process of the worker: finds a Python (--python, else the active virtual environment, else a
+/// .venv beside the pipeline or above it, else python3), checks that it has the package, and runs `python -m
+/// stagewire.worker`. The worker loads its model, attaches to the server of the run directory and takes work until
+/// SIGTERM. It outlives a server by a minute.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES, after_long_help = format!("{EXAMPLES}\n\n{EXIT_HELP}"))]
+pub(crate) struct WorkerArgs {
+    /// The pipeline: its TOML file or its Python module
+    #[arg(long, value_name = "FILE")]
+    pipeline: PathBuf,
+
+    /// The stage to run
+    #[arg(long, value_name = "NAME")]
+    stage: StageName,
+
+    /// Attempts at once [default: what the TOML file says, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    slots: Option<u32>,
+
+    /// Name shown to people [default: STAGE-PID]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// The Python to run
+    #[arg(long, value_name = "FILE", env = "STAGEWIRE_PYTHON")]
+    python: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &WorkerArgs, global: &Global) -> Result<Exit, Fault> {
+    if !args.pipeline.is_file() {
+        return Err(Fault::usage(format!(
+            "there is no pipeline file {}",
+            args.pipeline.display()
+        )));
+    }
+    let python = Python::find(args.python.as_deref(), &args.pipeline)?;
+    let mut command = Command::new(&python.program);
+    command
+        .args(["-m", "stagewire.worker", "--pipeline"])
+        .arg(&args.pipeline);
+    command.args(["--stage", args.stage.as_str()]);
+    if let Some(slots) = args.slots {
+        command.args(["--slots", &slots.to_string()]);
+    }
+    if let Some(name) = &args.name {
+        command.args(["--name", name]);
+    }
+    if let Some(run_dir) = &global.run_dir {
+        command.arg("--run-dir").arg(run_dir);
+    }
+    let error = command.exec();
+    Err(Fault::failed(format!("cannot run Python {python}: {error}")))
+}
