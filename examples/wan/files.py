@@ -1,4 +1,4 @@
-"""The finished files of a video: an MP4 (a GIF without an encoder), a sheet of its frames, and the frames themselves."""
+"""The finished files of a video: an MP4 (a GIF without an encoder), a sheet of its frames, the frames themselves."""
 
 import io
 import math

@@ -32,108 +32,13 @@ SEEDS = {"text_encoder": 11, "transformer": 12, "vae": 26}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 # What the tokenizer learns its words from.
-WORDS = [
-    "a",
-    "an",
-    "the",
-    "of",
-    "in",
-    "on",
-    "over",
-    "under",
-    "with",
-    "and",
-    "at",
-    "by",
-    "to",
-    "from",
-    "red",
-    "green",
-    "blue",
-    "yellow",
-    "orange",
-    "purple",
-    "black",
-    "white",
-    "golden",
-    "silver",
-    "pink",
-    "cat",
-    "dog",
-    "bird",
-    "fish",
-    "horse",
-    "fox",
-    "bear",
-    "whale",
-    "owl",
-    "tiger",
-    "river",
-    "mountain",
-    "forest",
-    "ocean",
-    "desert",
-    "city",
-    "street",
-    "house",
-    "garden",
-    "bridge",
-    "castle",
-    "island",
-    "sky",
-    "sun",
-    "moon",
-    "star",
-    "cloud",
-    "rain",
-    "snow",
-    "storm",
-    "wind",
-    "fire",
-    "water",
-    "smoke",
-    "night",
-    "day",
-    "dawn",
-    "dusk",
-    "morning",
-    "evening",
-    "winter",
-    "summer",
-    "walking",
-    "running",
-    "flying",
-    "swimming",
-    "sleeping",
-    "dancing",
-    "jumping",
-    "singing",
-    "slow",
-    "fast",
-    "bright",
-    "dark",
-    "soft",
-    "warm",
-    "cold",
-    "old",
-    "young",
-    "tiny",
-    "huge",
-    "quiet",
-    "wild",
-    "abstract",
-    "painting",
-    "photograph",
-    "film",
-    "portrait",
-    "landscape",
-    "closeup",
-    "cinematic",
-    "watercolour",
-    "oil",
-    "neon",
-    "light",
-]
+WORDS = """
+a an the of in on over under with and at by to from red green blue yellow orange purple black white golden silver pink
+cat dog bird fish horse fox bear whale owl tiger river mountain forest ocean desert city street house garden bridge
+castle island sky sun moon star cloud rain snow storm wind fire water smoke night day dawn dusk morning evening winter
+summer walking running flying swimming sleeping dancing jumping singing slow fast bright dark soft warm cold old young
+tiny huge quiet wild abstract painting photograph film portrait landscape closeup cinematic watercolour oil neon light
+"""
 
 
 def dtype_from_env() -> torch.dtype:
@@ -183,7 +88,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator([" ".join(WORDS)], trainer)
+    bpe.train_from_iterator([WORDS], trainer)
     bpe.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="</s>")
 
@@ -246,8 +151,10 @@ def paint(decoder: torch.nn.Module, gain: float = 2.5) -> None:
             continue
         out_channels, in_channels, *kernel = conv.weight.shape
         mix = torch.randn(out_channels, in_channels) * gain / in_channels**0.5
-        if name.endswith("time_conv"):  # doubles the frame rate: repeat each frame
-            mix, stroke = torch.eye(in_channels).repeat(2, 1), torch.tensor([0.0, 0.0, 1.0]).view(3, 1, 1)
+        if name.endswith("time_conv"):  # doubles the frame rate: first half-way from the past, then the present
+            halves = torch.tensor([[0.0, 0.5, 0.5], [0.0, 0.0, 1.0]])
+            mix = torch.eye(in_channels).repeat(2, 1)
+            stroke = halves.repeat_interleave(in_channels, 0).view(out_channels, 1, 3, 1, 1)
         else:
             if name == "conv_out":  # balanced colours
                 mix = (mix - mix.mean(1, keepdim=True)) * 0.6
