@@ -375,3 +375,6 @@ async fn listed(ready: &mut watch::Receiver<BTreeSet<u32>>, pid: u32) {
         std::future::pending::<()>().await;
     }
 }
+
+#[cfg(test)]
+mod tests;
