@@ -1,1 +1,47 @@
-//! The Python face of Stagewire.
+//! The Python face of Stagewire: the extension module `stagewire._native`, which `python/stagewire` wraps.
+//!
+//! *What it is.* Tensors in and out by DLPack without a copy ([`tensor`], [`dlpack`]), one runtime for the process
+//! ([`runtime`]), errors as exceptions ([`error`]), memory given back under the GIL by a thread of its own ([`reaper`]).
+//!
+//! *Guarantees.* The GIL is released while bytes move and while anything is waited for; signal handlers run meanwhile.
+//! No thread of the runtime ever waits for the GIL, so a stage that holds it does not stop grants from being renewed.
+
+mod connector;
+mod consumer;
+mod dlpack;
+mod error;
+mod handle;
+mod payload;
+mod reaper;
+mod runtime;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// The extension module.
+#[pymodule]
+mod _native {
+    use pyo3::prelude::*;
+    use stagewire_core::ByteCount;
+
+    #[pymodule_export]
+    use super::connector::{Connector, Publication};
+    #[pymodule_export]
+    use super::consumer::Consumer;
+    #[pymodule_export]
+    use super::handle::Handle;
+    #[pymodule_export]
+    use super::tensor::Tensor;
+
+    /// A number of bytes from text such as `256MiB`.
+    #[pyfunction]
+    fn parse_bytes(py: Python<'_>, text: &str) -> PyResult<u64> {
+        let parsed = text.parse::<ByteCount>();
+        parsed.map(|bytes| bytes.0).map_err(|error| super::error::invalid(py, "bytes", error.to_string()))
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

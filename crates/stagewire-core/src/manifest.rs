@@ -119,6 +119,17 @@ impl Manifest {
         Ok(self)
     }
 
+    /// The same payload with metadata that is JSON text already. It is kept to the letter: numbers of any size and
+    /// the order of names survive.
+    ///
+    /// # Errors
+    /// [`SchemaError::MetadataTooLarge`] above [`MAX_METADATA`], [`SchemaError::MetadataNotJson`].
+    pub fn with_metadata_text(mut self, metadata: impl Into<String>) -> Result<Self, SchemaError> {
+        self.metadata = metadata.into();
+        self.check()?;
+        Ok(self)
+    }
+
     /// The same payload, cut. Every tensor of the bundle is cut along the same dimension.
     ///
     /// # Errors

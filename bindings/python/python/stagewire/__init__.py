@@ -1,0 +1,52 @@
+"""Stagewire serves generative models whose stages run in different processes.
+
+* `stage`, `Payload`, `Result`, `Artefact`, `Context`: what a pipeline module is written in.
+* `stagewire.modular.stages`: a diffusers modular pipeline handed over whole.
+* `stagewire.diffusion.DiffusionConnector`: hands tensors from process to process, without a server.
+* `Client`, `AsyncClient`: submit jobs to a server, follow them, fetch what they made.
+* `stagewire.errors`: one exception class for each class of error.
+* ``python -m stagewire.worker``: runs one stage; ``stagewire up`` starts it.
+
+Importing this package imports neither torch nor NumPy nor an HTTP client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._native import Tensor, __version__
+from .context import Context, Input
+from .errors import Cancelled, StagewireError
+from .stages import Artefact, Payload, Result, Stage, stage
+
+if TYPE_CHECKING:
+    from .client import AsyncClient, Client
+
+__all__ = [
+    "Artefact",
+    "AsyncClient",
+    "Cancelled",
+    "Client",
+    "Context",
+    "Input",
+    "Payload",
+    "Result",
+    "Stage",
+    "StagewireError",
+    "Tensor",
+    "__version__",
+    "stage",
+]
+
+_LAZY = {"AsyncClient": "client", "Client": "client"}
+_MODULES = {"client", "diffusion", "local", "modular", "pipeline"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs more than the standard library when it is first used."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

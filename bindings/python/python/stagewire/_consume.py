@@ -1,0 +1,157 @@
+"""Chunks of a payload as bundles of tensors: views of the caller's destinations, or of mapped memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._bundle import cut, exporter, wrap
+from .errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ._bundle import Framework
+    from ._native import Consumer, Handle, Tensor
+
+Spec = tuple[str, tuple[int, ...]]
+
+
+class Destinations:
+    """Where a payload is to be written: the caller's tensors, checked against what will arrive.
+
+    Attributes:
+        bundle: The caller's tensors by name.
+        tensors: Their native views, in the order of the payload's tensors.
+    """
+
+    def __init__(self, handle: Handle, bundle: Mapping[str, Any]) -> None:
+        self.bundle: dict[str, Any] = {}
+        self.tensors: list[Tensor] = []
+        if not hasattr(bundle, "items"):
+            have = ", ".join(name for name, _ in handle.entries)
+            raise Invalid(
+                f"dst is a {type(bundle).__name__}, the payload a bundle of {have}: give a mapping of the same names",
+                reason="consume.dst",
+            )
+        given, expected = dict(bundle), dict(handle.entries)
+        if set(given) != set(expected):
+            raise Invalid(
+                f"dst has the names {sorted(given)}, the payload has {sorted(expected)}",
+                reason="consume.dst",
+                details={"dst": str(sorted(given)), "payload": str(sorted(expected))},
+            )
+        for name, spec in handle.entries:
+            value = given[name]
+            if spec is None:
+                self.bundle[name] = None
+            elif isinstance(spec, list):
+                items = list(value) if isinstance(value, list | tuple) else None
+                if items is None or len(items) != len(spec):
+                    found = type(value).__name__ if items is None else f"list of {len(items)}"
+                    raise Invalid(f"dst {name!r} is a {found}, the payload has a list of {len(spec)}", reason="consume.dst")
+                for index, (item, one) in enumerate(zip(items, spec, strict=True)):
+                    self.tensors.append(_checked(f"{name}[{index}]", item, one))
+                self.bundle[name] = items
+            else:
+                self.tensors.append(_checked(name, value, spec))
+                self.bundle[name] = value
+
+
+def _checked(name: str, value: Any, spec: Spec) -> Tensor:
+    tensor = wrap(name, value)
+    dtype, shape = spec
+    for what, found, expected in (
+        ("dtype", tensor.dtype, dtype),
+        ("shape", list(tensor.shape), list(shape)),
+    ):
+        if found != expected:
+            raise Invalid(
+                f"dst {name!r} has {what} {found}, the payload has {expected}",
+                reason="consume.dst",
+                details={"tensor": name, "found": str(found), "expected": str(expected)},
+            )
+    if tensor.read_only:
+        raise Invalid(f"dst {name!r} is read-only", reason="consume.dst", details={"tensor": name})
+    if not tensor.contiguous:
+        raise Invalid(
+            f"dst {name!r} is not contiguous: its strides are {list(tensor.strides)} elements",
+            reason="consume.dst",
+            details={"tensor": name, "strides": str(list(tensor.strides))},
+        )
+    return tensor
+
+
+class Reader:
+    """Reads one payload through one consumer, once."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        consumer: Consumer,
+        destinations: Destinations | None,
+        framework: Framework | None,
+        *,
+        single: str | None = None,
+    ) -> None:
+        self._handle = handle
+        self._consumer = consumer
+        self._destinations = destinations
+        self._single = single
+        dtypes = {dtype for _, value in handle.entries for dtype, _ in _specs(value)}
+        self._export = None if destinations is not None else exporter(framework, dtypes)
+
+    def chunks(self) -> Iterator[Any]:
+        """Chunk after chunk; the payload is finished when the iterator has ended."""
+        try:
+            index = 0
+            # The call after the last chunk says that everything was read, which is what ends the payload's life.
+            while (tensors := self._consumer.next()) is not None:
+                yield self._give(self._chunk(index, tensors))
+                index += 1
+        finally:
+            self._consumer.close()
+
+    def whole(self) -> Any:
+        """All of it."""
+        try:
+            return self._give(self._bundle(self._consumer.fetch()))
+        finally:
+            self._consumer.close()
+
+    def _chunk(self, index: int, tensors: list[Tensor]) -> dict[str, Any]:
+        dim = self._handle.chunk_dim
+        if self._destinations is None or dim is None:
+            return self._bundle(tensors)
+        slices = iter(self._handle.chunk_slices(index))
+        return _map(self._destinations.bundle, lambda tensor: cut(tensor, dim, *next(slices)))
+
+    def _bundle(self, tensors: list[Tensor]) -> dict[str, Any]:
+        if self._destinations is not None:
+            return dict(self._destinations.bundle)
+        assert self._export is not None
+        given = iter(tensors)
+        export = self._export
+        return {
+            name: None
+            if value is None
+            else [export(next(given)) for _ in value]
+            if isinstance(value, list)
+            else export(next(given))
+            for name, value in self._handle.entries
+        }
+
+    def _give(self, bundle: dict[str, Any]) -> Any:
+        return bundle if self._single is None else bundle[self._single]
+
+
+def _specs(value: Spec | list[Spec] | None) -> list[Spec]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _map(bundle: dict[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
+    return {
+        name: None if value is None else [function(item) for item in value] if isinstance(value, list) else function(value)
+        for name, value in bundle.items()
+    }

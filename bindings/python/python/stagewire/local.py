@@ -1,0 +1,158 @@
+"""Runs a pipeline's stages one after the other in this process: to try and to test stage functions, without a server."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from ._bundle import Imported, cut, exporter
+from .context import Context
+from .errors import Invalid
+from .stages import Payload, Result, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ._bundle import Framework
+
+__all__ = ["run", "run_stage"]
+
+
+def run(
+    stages: Sequence[Stage[Any]],
+    params: Mapping[str, Any],
+    *,
+    num_chunks: int = 1,
+    chunk_dim: int = 0,
+    on_progress: Callable[[str, int, int, str], None] | None = None,
+) -> Result:
+    """Runs a chain of stages, each on the output of the one before, and returns what the last one returns.
+
+    Args:
+        stages: The stages, first to last. Each is loaded before it runs.
+        params: Parameters of the job.
+        num_chunks: Chunks in which the last stage gets its input.
+        chunk_dim: The dimension that they are cut along.
+        on_progress: Called with (stage, done, total, unit).
+
+    Raises:
+        Invalid: A stage returned what it must not.
+        Exception: Whatever a stage function raises.
+    """
+    inputs: dict[str, Payload] = {}
+    for index, stage in enumerate(stages):
+        last = index + 1 == len(stages)
+        chunks = (num_chunks, chunk_dim) if last else (1, 0)
+        output = run_stage(stage, params, inputs, num_chunks=chunks[0], chunk_dim=chunks[1], on_progress=on_progress)
+        if last:
+            if not isinstance(output, Result):
+                raise Invalid(
+                    f"the last stage {stage.name!r} returned a {type(output).__name__}, not a stagewire.Result",
+                    reason="stage.output",
+                )
+            return output
+        inputs = {stage.name: as_payload(stage.name, output)}
+    raise Invalid("there is no stage to run", reason="pipeline.no_stages")
+
+
+def run_stage(
+    stage: Stage[Any],
+    params: Mapping[str, Any],
+    inputs: Mapping[str, Payload],
+    *,
+    model: Any = None,
+    num_chunks: int = 1,
+    chunk_dim: int = 0,
+    on_progress: Callable[[str, int, int, str], None] | None = None,
+) -> Any:
+    """Runs one stage on payloads in memory. `model` is used in place of what its setup would load."""
+    loaded = stage.load() if model is None else model
+    given = {name: _LocalInput(name, payload, num_chunks, chunk_dim) for name, payload in inputs.items()}
+    task = _LocalTask(stage.name, on_progress)
+    ctx = Context(task=task, stage=stage.name, job_id=str(uuid.uuid4()), attempt=1, params=params, inputs=given)
+    return stage.run(ctx, loaded)
+
+
+def as_payload(stage: str, output: object) -> Payload:
+    """What a stage that is not the last returned, as a payload.
+
+    Raises:
+        Invalid: It is neither a bundle nor a payload.
+    """
+    if isinstance(output, Payload):
+        return output
+    if output is None:
+        return Payload({})
+    if isinstance(output, Result) or not hasattr(output, "items"):
+        raise Invalid(
+            f"stage {stage!r} returned a {type(output).__name__}: a stage that another one follows returns "
+            "{name: tensor | None | [tensor, ...]} or a stagewire.Payload",
+            reason="stage.output",
+            details={"stage": stage, "type": type(output).__name__},
+        )
+    return Payload(output)
+
+
+class _LocalTask:
+    cancelled = False
+
+    def __init__(self, stage: str, on_progress: Callable[[str, int, int, str], None] | None) -> None:
+        self._stage = stage
+        self._on_progress = on_progress
+
+    def report(self, done: int, total: int, unit: str) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._stage, done, total, unit)
+
+
+class _LocalInput:
+    def __init__(self, stage: str, payload: Payload, num_chunks: int, chunk_dim: int) -> None:
+        self.stage = stage
+        self.kind = payload.kind
+        self.metadata = payload.metadata
+        self.num_chunks = num_chunks
+        self._dim = chunk_dim
+        self._bundle = Imported(payload.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for _, value in self._bundle.entries for tensor in _tensors(value))
+
+    def fetch(self, *, framework: Framework | None = None, writable: bool = False) -> dict[str, Any]:
+        tensors = [tensor for _, value in self._bundle.entries for tensor in _tensors(value)]
+        export = exporter(framework, (tensor.dtype for tensor in tensors))
+        return {
+            name: None if value is None else [_give(export(t), writable) for t in value]
+            if isinstance(value, list)
+            else _give(export(value), writable)
+            for name, value in self._bundle.entries
+        }
+
+    def chunks(self, *, framework: Framework | None = None, writable: bool = False) -> Iterator[dict[str, Any]]:
+        whole = self.fetch(framework=framework, writable=writable)
+        if self.num_chunks == 1:
+            yield whole
+            return
+        for index in range(self.num_chunks):
+            yield {name: self._cut(value, index) for name, value in whole.items()}
+
+    def _cut(self, value: Any, index: int) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, list):
+            return [self._cut(item, index) for item in value]
+        base, longer = divmod(int(value.shape[self._dim]), self.num_chunks)
+        start = index * base + min(index, longer)
+        return cut(value, self._dim, start, base + (index < longer))
+
+
+def _tensors(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _give(tensor: Any, writable: bool) -> Any:
+    if not writable:
+        return tensor
+    return tensor.clone() if hasattr(tensor, "clone") else tensor.copy()

@@ -1,0 +1,228 @@
+//! `Connector` and `Publication`: payloads of this process, for others.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use stagewire_connector::{Borrowing, ConnectorOptions, ConsumeOptions, Owner};
+use stagewire_core::{ByteCount, ErrorClass, Failure, PayloadId, StageName};
+
+use crate::consumer::{self, Consumer};
+use crate::error::{invalid, raise, raise_from};
+use crate::handle::Handle;
+use crate::payload::{self, Description, Entries};
+use crate::runtime::{runtime, wait};
+use crate::tensor::Tensor;
+
+/// Publishes payloads of this process and consumes those of others.
+#[pyclass(module = "stagewire._native", frozen)]
+pub(crate) struct Connector {
+    inner: Arc<stagewire_connector::Connector>,
+}
+
+#[pymethods]
+impl Connector {
+    #[new]
+    #[pyo3(signature = (run_dir, role, *, arena_bytes, borrow=true))]
+    fn new(py: Python<'_>, run_dir: std::path::PathBuf, role: &str, arena_bytes: u64, borrow: bool) -> PyResult<Self> {
+        let role = StageName::new(role).map_err(|error| invalid(py, "stage.name", error.to_string()))?;
+        let options = ConnectorOptions {
+            arena_limit: ByteCount(arena_bytes),
+            borrow: if borrow { Borrowing::Auto } else { Borrowing::Never },
+            ..ConnectorOptions::new(run_dir, role)
+        };
+        let inner = wait(py, stagewire_connector::Connector::start(options))?.map_err(|error| raise_from(py, &error))?;
+        Ok(Self { inner })
+    }
+
+    /// Publishes a bundle; with `open`, its chunks become visible one by one.
+    #[pyo3(signature = (request, kind, entries, metadata, chunking, *, open=false, deadline=None))]
+    #[expect(clippy::too_many_arguments, reason = "one for each thing that a payload says of itself")]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        request: String,
+        kind: &str,
+        entries: Entries<'_>,
+        metadata: &str,
+        chunking: Option<(u32, u32)>,
+        open: bool,
+        deadline: Option<f64>,
+    ) -> PyResult<Publication> {
+        let how = Description {
+            kind,
+            metadata,
+            chunking,
+        };
+        let (manifest, memory) = payload::describe(py, entries, &how)?;
+        let spec = payload::spec(request, manifest, Owner::Consumer, seconds(py, deadline)?);
+        let runtime = runtime(py)?;
+        // May copy into the arena, where the memory cannot be read from outside.
+        let published = py.detach(|| {
+            let _entered = runtime.enter();
+            if open {
+                self.inner.open(spec, memory)
+            } else {
+                self.inner.publish(spec, memory)
+            }
+        });
+        let published = published.map_err(|error| raise_from(py, &error))?;
+        Ok(Publication {
+            handle: published.handle().clone(),
+            inner: Mutex::new(Some(Arc::new(published))),
+        })
+    }
+
+    /// Moves a payload of this process into the store and returns the store's handle.
+    fn store(&self, py: Python<'_>, handle: &Handle, deadline: f64) -> PyResult<Handle> {
+        let within = seconds(py, Some(deadline))?.unwrap_or_default();
+        let stored = wait(py, self.inner.store(handle.inner(), None, within))?;
+        stored.map(Handle::new).map_err(|error| raise_from(py, &error))
+    }
+
+    #[pyo3(signature = (handle, destinations=None, *, private=false, deadline=None))]
+    fn consume(
+        &self,
+        py: Python<'_>,
+        handle: &Handle,
+        destinations: Option<Vec<PyRef<'_, Tensor>>>,
+        private: bool,
+        deadline: Option<f64>,
+    ) -> PyResult<Consumer> {
+        let destinations = destinations.map(|tensors| consumer::destinations(py, handle.inner(), &tensors)).transpose()?;
+        let options = ConsumeOptions {
+            destinations,
+            private,
+            deadline: seconds(py, deadline)?,
+            stop: None,
+        };
+        let consumer = self.inner.consume(handle.inner().clone(), options).map_err(|error| raise_from(py, &error))?;
+        Ok(Consumer::new(consumer))
+    }
+
+    fn release(&self, py: Python<'_>, payload_id: &str) -> PyResult<()> {
+        let payload: PayloadId =
+            payload_id.parse().map_err(|_| invalid(py, "payload.id", format!("{payload_id:?} is no payload id")))?;
+        self.inner.release(payload);
+        Ok(())
+    }
+
+    fn live(&self) -> Vec<String> {
+        self.inner.live().iter().map(ToString::to_string).collect()
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        stats(py, &self.inner)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        wait(py, self.inner.close())
+    }
+}
+
+/// Numbers of a connector by name.
+pub(crate) fn stats<'py>(py: Python<'py>, connector: &stagewire_connector::Connector) -> PyResult<Bound<'py, PyDict>> {
+    let stats = connector.stats();
+    let host = &stats.host;
+    let named = [
+        ("live_payloads", stats.live_payloads),
+        ("live_bytes", stats.live_bytes),
+        ("published", stats.published),
+        ("released", stats.released),
+        ("expired", stats.expired),
+        ("failed", stats.failed),
+        ("consumers", stats.consumers),
+        ("links", stats.links),
+        ("staged_bytes", stats.staged_bytes),
+        ("regions", host.regions),
+        ("pins_served", host.pins_served),
+        ("pins_held", host.pins_held),
+        ("segments", host.segments),
+        ("segment_bytes", host.segment_bytes),
+        ("allocated_bytes", host.allocated_bytes),
+        ("mapped_bytes", host.mapped_bytes),
+        ("connections", host.connections),
+        ("registrations", host.registrations),
+        ("copied_bytes", host.copied_bytes),
+    ];
+    let dict = PyDict::new(py);
+    for (name, value) in named {
+        dict.set_item(name, value)?;
+    }
+    Ok(dict)
+}
+
+/// A number of seconds from Python, for a deadline.
+pub(crate) fn seconds(py: Python<'_>, given: Option<f64>) -> PyResult<Option<Duration>> {
+    let Some(given) = given else { return Ok(None) };
+    Duration::try_from_secs_f64(given)
+        .map(Some)
+        .map_err(|_| invalid(py, "deadline", format!("{given} s is no deadline: it must be 0 or more")))
+}
+
+/// A published payload, as its producer sees it.
+#[pyclass(module = "stagewire._native", frozen)]
+pub(crate) struct Publication {
+    handle: stagewire_core::Handle,
+    /// Taken when it is closed.
+    inner: Mutex<Option<Arc<stagewire_connector::Publication>>>,
+}
+
+impl Publication {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<stagewire_connector::Publication>>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, py: Python<'_>) -> PyResult<Arc<stagewire_connector::Publication>> {
+        let closed = || {
+            let message = format!("request {:?}: the publication is closed", self.handle.request);
+            raise(py, &Failure::new(ErrorClass::Conflict, "publish.ended", message))
+        };
+        self.lock().clone().ok_or_else(closed)
+    }
+}
+
+#[pymethods]
+impl Publication {
+    #[getter]
+    fn handle(&self) -> Handle {
+        Handle::new(self.handle.clone())
+    }
+
+    fn ready(&self, py: Python<'_>, index: u32) -> PyResult<()> {
+        let publication = self.get(py)?;
+        py.detach(|| publication.ready(index)).map_err(|error| raise_from(py, &error))
+    }
+
+    fn fail(&self, py: Python<'_>, error_class: &str, reason: &str, message: String) -> PyResult<()> {
+        let class = ErrorClass::from_name(error_class).unwrap_or(ErrorClass::Internal);
+        self.get(py)?.fail(Failure::new(class, reason, message));
+        Ok(())
+    }
+
+    #[getter]
+    fn sealed(&self) -> bool {
+        self.lock().as_ref().is_some_and(|publication| publication.is_sealed())
+    }
+
+    /// Waits until the payload has ended; false where it has not within `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let publication = self.get(py)?;
+        let within = seconds(py, timeout)?;
+        wait(py, async move {
+            match within {
+                None => publication.released().await,
+                Some(within) => return tokio::time::timeout(within, publication.released()).await.is_ok(),
+            }
+            true
+        })
+    }
+
+    /// Ends the producer's interest; fails the payload where chunks are missing.
+    fn close(&self) {
+        let publication = self.lock().take();
+        drop(publication);
+    }
+}
