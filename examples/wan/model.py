@@ -49,13 +49,6 @@ def dtype_from_env() -> torch.dtype:
     return DTYPES[name]
 
 
-def threads_from_env() -> int:
-    """Sets and returns the number of compute threads. Bits depend on it, so staged and colocated must agree."""
-    threads = int(os.environ.get("STAGEWIRE_TORCH_THREADS", "1"))
-    torch.set_num_threads(threads)
-    return threads
-
-
 def check_size(width: int, height: int, frames: int) -> None:
     """Raises `ValueError` for a size that the model cannot make (pixels, pixels, frames)."""
     if width % SIZE_MULTIPLE or height % SIZE_MULTIPLE:
@@ -193,24 +186,23 @@ def _cast(model, dtype: torch.dtype):
 # ----------------------------------------------------------------------------------------------------- pipelines
 
 
-def components(names, dtype: torch.dtype) -> dict:
-    """Builds the named components of the pipeline and no others."""
-    makers = {
+def makers(dtype: torch.dtype) -> dict:
+    """What builds each component of the pipeline, by name."""
+    return {
         "tokenizer": tokenizer,
         "text_encoder": lambda: text_encoder(dtype),
         "transformer": lambda: transformer(dtype),
         "scheduler": scheduler,
         "vae": lambda: vae(dtype),
     }
-    return {name: makers[name]() for name in names}
 
 
 def modular_part(blocks, dtype: torch.dtype):
-    """A runnable modular pipeline for `blocks`, with the components that these blocks ask for."""
+    """A runnable modular pipeline for `blocks`, with the components that these blocks ask for and no others."""
     _silence(blocks)
     pipe = blocks.init_pipeline()
-    wanted = [spec.name for spec in blocks.expected_components if spec.default_creation_method == "from_pretrained"]
-    pipe.update_components(**components(wanted, dtype))
+    wanted = pipe.pretrained_component_names
+    pipe.update_components(**{name: make() for name, make in makers(dtype).items() if name in wanted})
     return pipe
 
 
@@ -229,7 +221,6 @@ def modular_pipeline(dtype: torch.dtype):
 
 def stock_pipeline(dtype: torch.dtype) -> WanPipeline:
     """The whole pipeline as the `WanPipeline` class that most people call."""
-    names = ["tokenizer", "text_encoder", "transformer", "scheduler", "vae"]
-    pipe = WanPipeline(**components(names, dtype))
+    pipe = WanPipeline(**{name: make() for name, make in makers(dtype).items()})
     pipe.set_progress_bar_config(disable=True)
     return pipe

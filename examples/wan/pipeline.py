@@ -28,7 +28,6 @@ from causal_decoder import CausalDecoder
 
 def load(name: str, blocks=None):
     logging.set_verbosity(logging.CRITICAL)  # a stage that raises is reported by the worker, once
-    model.threads_from_env()
     return model.modular_part(blocks or WanBlocks().sub_blocks[name], model.dtype_from_env())
 
 
