@@ -2,19 +2,20 @@
 
     stagewire up examples/wan/modular.toml
 
-No stage functions to write. Parameters go to the blocks' inputs by name, tensors go from block to block by name, and the
-denoising loop's progress bar becomes the job's. The decoder gets its latents whole, as diffusers' block wants them; see
-`pipeline.py` for one that decodes chunk by chunk.
+No stage functions to write. Parameters go to the blocks' inputs by name, tensors go from block to block by name, and
+the denoising loop's progress bar becomes the job's. The decoder gets its latents whole, as diffusers' block wants them;
+see `pipeline.py` for one that decodes chunk by chunk.
 """
 
-import files
-import model
 import numpy as np
 import stagewire
 import stagewire.modular
 from diffusers.modular_pipelines import ModularPipelineBlocks
 from diffusers.modular_pipelines.modular_pipeline_utils import InputParam, OutputParam
 from diffusers.modular_pipelines.wan import WanBlocks
+
+import files
+import model
 
 
 class StartStep(ModularPipelineBlocks):
