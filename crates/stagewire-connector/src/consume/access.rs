@@ -1,0 +1,184 @@
+//! The consumer's hold on the memory of a payload: pins, mappings, destinations.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, try_join_all};
+use stagewire_core::{Handle, Record, RegionRef};
+use stagewire_transfer::{
+    ConnectError, ConnectOptions, Mapping, Pinned, Target, TargetError, TransferError, TransferOptions, Transport,
+};
+
+use super::view::{ChunkView, ViewMemory};
+
+/// Why the memory could not be reached or read.
+#[derive(Debug)]
+pub(super) enum AccessError {
+    NoTransport(String),
+    Connect(ConnectError),
+    Transfer(TransferError),
+}
+
+impl From<TransferError> for AccessError {
+    fn from(error: TransferError) -> Self {
+        Self::Transfer(error)
+    }
+}
+
+impl From<TargetError> for AccessError {
+    fn from(error: TargetError) -> Self {
+        Self::Transfer(error.into())
+    }
+}
+
+/// One tensor's memory.
+#[derive(Debug, Clone)]
+enum Source {
+    Empty,
+    Mapped(Mapping),
+    Pulled { pin: Arc<dyn Pinned>, target: Arc<Target> },
+}
+
+/// Every tensor's memory, held in place.
+#[derive(Debug)]
+pub(super) struct Access {
+    sources: Vec<Source>,
+    path: String,
+    deadline: Option<Duration>,
+}
+
+/// A pull in flight. It can be polled by one call after the other, so that a dropped call loses nothing.
+pub(super) struct Pull {
+    /// Never locked: what is only reached through `&mut` may be shared.
+    future: Mutex<BoxFuture<'static, Result<(), AccessError>>>,
+}
+
+impl Future for Pull {
+    type Output = Result<(), AccessError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = self.future.get_mut().unwrap_or_else(PoisonError::into_inner);
+        future.poll_unpin(context)
+    }
+}
+
+impl Access {
+    /// Pins every region of the payload. `destinations` take the bytes of each tensor; without, bytes are mapped
+    /// where the transport can and `private` does not forbid it.
+    pub(super) async fn open(
+        handle: &Handle,
+        transports: &[Arc<dyn Transport>],
+        destinations: Option<&[Arc<Target>]>,
+        private: bool,
+        deadline: Option<Duration>,
+    ) -> Result<Self, AccessError> {
+        let open = handle.regions.iter().enumerate().map(|(index, region)| async move {
+            if region.len == 0 {
+                return Ok::<_, AccessError>(Source::Empty);
+            }
+            let pin = pin(handle, region, transports, deadline).await?;
+            if let Some(destinations) = destinations {
+                let target = Arc::clone(&destinations[index]);
+                return Ok(Source::Pulled { pin, target });
+            }
+            if !private && by_name(transports, region).is_some_and(|transport| transport.abilities().map) {
+                return Ok(Source::Mapped(pin.map().await?));
+            }
+            let target = Arc::new(Target::allocate(region.len)?);
+            Ok(Source::Pulled { pin, target })
+        });
+        let sources = try_join_all(open).await?;
+        let mut names: Vec<_> = handle.regions.iter().filter(|region| region.len > 0).collect();
+        names.sort_by(|a, b| a.transport.cmp(&b.transport));
+        names.dedup_by(|a, b| a.transport == b.transport);
+        let path = names
+            .iter()
+            .map(|region| region.transport.as_str())
+            .collect::<Vec<_>>()
+            .join("+");
+        Ok(Self {
+            sources,
+            path,
+            deadline,
+        })
+    }
+
+    /// The transports that carry the bytes: `shm`, `cma`, `cma+shm`; empty where there are no bytes.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Copies what of chunk `index` is not mapped; `None` where there is nothing to copy.
+    pub(super) fn pull(&self, handle: &Handle, index: u32) -> Option<Pull> {
+        let options = TransferOptions {
+            deadline: self.deadline,
+        };
+        let chunking = handle.manifest.chunking();
+        let mut pulls = Vec::new();
+        for (source, spec) in self.sources.iter().zip(handle.manifest.tensors()) {
+            let Source::Pulled { pin, target } = source else {
+                continue;
+            };
+            let record = match chunking {
+                None => Record::contiguous(0, 0, spec.nbytes().0),
+                // The manifest was checked, so that every tensor has this chunk.
+                Some(chunking) => chunking.slice(spec, index).ok()?.run.record().merged(),
+            };
+            let (pin, target, options) = (Arc::clone(pin), Arc::clone(target), options.clone());
+            pulls.push(async move { pin.pull(&[record], &target, options).await.map_err(AccessError::from) });
+        }
+        if pulls.is_empty() {
+            return None;
+        }
+        let future = try_join_all(pulls).map(|done| done.map(drop)).boxed();
+        Some(Pull {
+            future: Mutex::new(future),
+        })
+    }
+
+    /// Views of chunk `index` of every tensor, or of all of it.
+    pub(super) fn views(&self, handle: &Handle, index: Option<u32>) -> Vec<ChunkView> {
+        let chunking = handle.manifest.chunking().zip(index);
+        let views = self
+            .sources
+            .iter()
+            .zip(handle.manifest.tensors())
+            .map(|(source, spec)| {
+                let slice = chunking.and_then(|(chunking, index)| Some((chunking, chunking.slice(spec, index).ok()?)));
+                let memory = match source {
+                    Source::Empty => ViewMemory::Empty,
+                    Source::Mapped(mapping) => ViewMemory::Mapped(mapping.clone()),
+                    Source::Pulled { target, .. } => ViewMemory::Target(Arc::clone(target)),
+                };
+                ChunkView::new(spec, slice, memory)
+            });
+        views.collect()
+    }
+}
+
+fn by_name<'a>(transports: &'a [Arc<dyn Transport>], region: &RegionRef) -> Option<&'a Arc<dyn Transport>> {
+    transports.iter().find(|transport| transport.name() == region.transport)
+}
+
+async fn pin(
+    handle: &Handle,
+    region: &RegionRef,
+    transports: &[Arc<dyn Transport>],
+    deadline: Option<Duration>,
+) -> Result<Arc<dyn Pinned>, AccessError> {
+    let no_transport = || AccessError::NoTransport(region.transport.clone());
+    let transport = by_name(transports, region).ok_or_else(no_transport)?;
+    let mut options = ConnectOptions::default();
+    if let Some(deadline) = deadline {
+        options.deadline = options.deadline.min(deadline);
+    }
+    let remote = transport
+        .connect(&handle.holder, options)
+        .await
+        .map_err(AccessError::Connect)?;
+    let pin = remote.pin(region, TransferOptions { deadline }).await?;
+    Ok(pin.into())
+}

@@ -1,0 +1,189 @@
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, PayloadId};
+use stagewire_transfer::{ArenaError, RegisterError};
+
+use crate::LinkError;
+
+/// Why a connector did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum StartError {
+    #[error("the run directory cannot be used")]
+    RunDir(#[from] stagewire_api::RunDirError),
+    #[error("the path of the payload socket {} has {len} bytes, a Unix socket allows {max}: choose a shorter run directory", path.display())]
+    PathTooLong { path: PathBuf, len: usize, max: usize },
+    #[error("cannot listen on the payload socket {}", path.display())]
+    Socket { path: PathBuf, source: io::Error },
+    #[error("the host's transports did not start")]
+    Host(#[from] stagewire_transfer::StartError),
+}
+
+impl Classify for StartError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::RunDir(error) => error.class(),
+            Self::PathTooLong { .. } => ErrorClass::Invalid,
+            Self::Socket { .. } => ErrorClass::Unavailable,
+            Self::Host(error) => error.class(),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::RunDir(error) => error.reason(),
+            Self::PathTooLong { .. } => "socket.path_too_long",
+            Self::Socket { .. } => "socket.io",
+            Self::Host(error) => error.reason(),
+        }
+    }
+}
+
+/// Why a payload was not published, or a chunk not shown.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum PublishError {
+    #[error("request {request:?}: the manifest names {expected} tensors, the memory of {found} was given")]
+    TensorCount {
+        request: String,
+        expected: usize,
+        found: usize,
+    },
+    #[error("request {request:?}: tensor {index} has {found} of memory, its shape and dtype need {expected}")]
+    TensorSize {
+        request: String,
+        index: usize,
+        found: ByteCount,
+        expected: ByteCount,
+    },
+    #[error("request {request:?}: no room for a copy of tensor {index} ({nbytes}) in the arena")]
+    Arena {
+        request: String,
+        index: usize,
+        nbytes: ByteCount,
+        source: ArenaError,
+    },
+    #[error("request {request:?}: tensor {index} cannot be offered to other processes")]
+    Register {
+        request: String,
+        index: usize,
+        source: RegisterError,
+    },
+    #[error("request {request:?}: chunk {chunk} does not exist, the payload has {chunks}")]
+    NoSuchChunk { request: String, chunk: u32, chunks: u32 },
+    #[error("request {request:?}: chunk {chunk} cannot be shown, the payload has ended: {end}")]
+    Ended {
+        request: String,
+        chunk: u32,
+        end: &'static str,
+    },
+    #[error("request {request:?}: the connector is closed")]
+    Closed { request: String },
+}
+
+impl Classify for PublishError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::TensorCount { .. } | Self::TensorSize { .. } | Self::NoSuchChunk { .. } => ErrorClass::Invalid,
+            Self::Arena { source, .. } => source.class(),
+            Self::Register { source, .. } => source.class(),
+            Self::Ended { .. } => ErrorClass::Conflict,
+            Self::Closed { .. } => ErrorClass::Cancelled,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::TensorCount { .. } | Self::TensorSize { .. } => "publish.tensors",
+            Self::Arena { source, .. } => source.reason(),
+            Self::Register { source, .. } => source.reason(),
+            Self::NoSuchChunk { .. } => "payload.chunks",
+            Self::Ended { .. } => "publish.ended",
+            Self::Closed { .. } => "connector.closed",
+        }
+    }
+}
+
+/// Why a payload did not get into the store. The payload is where it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum PutError {
+    #[error("payload {payload} cannot go to a store: this connector knows none")]
+    NoStore { payload: PayloadId },
+    #[error("this process does not hold payload {payload}")]
+    NotHeld { payload: PayloadId },
+    #[error("payload {payload}: the store cannot be talked to")]
+    Link { payload: PayloadId, source: LinkError },
+    #[error("payload {payload}: the store went away before it had answered")]
+    StoreLost { payload: PayloadId },
+    #[error("payload {payload}: the store did not answer within {waited:?}")]
+    Deadline { payload: PayloadId, waited: Duration },
+    #[error("payload {payload}: the store refused it: {failure}")]
+    Refused { payload: PayloadId, failure: Failure },
+    #[error("payload {payload}: the process that should keep a store answers {answer}")]
+    Protocol { payload: PayloadId, answer: &'static str },
+}
+
+impl Classify for PutError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::NoStore { .. } => ErrorClass::Unsupported,
+            Self::NotHeld { .. } => ErrorClass::NotFound,
+            Self::Link { source, .. } => source.class(),
+            Self::StoreLost { .. } => ErrorClass::Unavailable,
+            Self::Deadline { .. } => ErrorClass::Deadline,
+            Self::Refused { failure, .. } => failure.class,
+            Self::Protocol { .. } => ErrorClass::Internal,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::NoStore { .. } => "store.none",
+            Self::NotHeld { .. } => "payload.gone",
+            Self::Link { source, .. } => source.reason(),
+            Self::StoreLost { .. } => "store.lost",
+            Self::Deadline { .. } => "store.deadline",
+            Self::Refused { .. } => "store.refused",
+            Self::Protocol { .. } => "protocol.malformed",
+        }
+    }
+
+    fn details(&self) -> BTreeMap<String, String> {
+        match self {
+            Self::Refused { failure, .. } => failure.details.clone(),
+            _ => BTreeMap::new(),
+        }
+    }
+
+    fn to_failure(&self) -> Failure {
+        // The store's own reason says more than that it refused.
+        let reason = match self {
+            Self::Refused { failure, .. } => failure.reason.clone(),
+            _ => self.reason().to_owned(),
+        };
+        Failure {
+            class: self.class(),
+            reason,
+            message: chain(self),
+            details: self.details(),
+        }
+    }
+}
+
+/// An error and what caused it, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut message = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        message = format!("{message}: {error}");
+        source = error.source();
+    }
+    message
+}

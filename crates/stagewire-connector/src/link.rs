@@ -1,0 +1,365 @@
+//! The consumer's side of the payload socket: one connection per holder, shared by everything that reads from it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::{SinkExt, StreamExt};
+use stagewire_core::{Capability, Classify, ErrorClass, Incarnation, PayloadId, Peer};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TryRecvError;
+use tokio::task::AbortHandle;
+use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+
+use crate::wire::{self, Greeting, Hello, Reply, Request};
+
+/// How long a holder may take to answer a hello.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// Pause before another try where the holder's queue of connections is full.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
+
+/// Why the holder of a payload cannot be talked to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum LinkError {
+    #[error("process {pid} does not answer at {socket}: it has ended")]
+    Gone {
+        pid: u32,
+        socket: PathBuf,
+        source: io::Error,
+    },
+    #[error("process {pid} did not answer at {socket} within {waited:?}")]
+    Silent {
+        pid: u32,
+        socket: PathBuf,
+        waited: Duration,
+    },
+    #[error("{socket} is served by user {found}, not by user {expected}")]
+    User { socket: PathBuf, found: u32, expected: u32 },
+    #[error("the process at {socket} speaks version {found} of the payload protocol, this build version {expected}")]
+    Version { socket: PathBuf, found: u16, expected: u16 },
+    #[error("the process at {socket} is {found}, not {expected}: it was started anew")]
+    Incarnation {
+        socket: PathBuf,
+        found: Incarnation,
+        expected: Incarnation,
+    },
+    #[error("what answered at {socket} is not a Stagewire process: {error}")]
+    Malformed { socket: PathBuf, error: String },
+}
+
+impl Classify for LinkError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Gone { .. } | Self::Silent { .. } | Self::Incarnation { .. } => ErrorClass::Unavailable,
+            Self::User { .. } => ErrorClass::Denied,
+            Self::Version { .. } => ErrorClass::Unsupported,
+            Self::Malformed { .. } => ErrorClass::Corrupt,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Gone { .. } | Self::Incarnation { .. } => "peer.lost",
+            Self::Silent { .. } => "peer.silent",
+            Self::User { .. } => "peer.user",
+            Self::Version { .. } => "peer.version",
+            Self::Malformed { .. } => "peer.malformed",
+        }
+    }
+}
+
+impl LinkError {
+    /// Whether the process that held the payload is no more, and the payload with it.
+    pub(crate) const fn is_lost(&self) -> bool {
+        matches!(self, Self::Gone { .. } | Self::Incarnation { .. })
+    }
+}
+
+/// Connections to holders, by incarnation.
+#[derive(Debug)]
+pub(crate) struct Links {
+    me: Incarnation,
+    uid: u32,
+    slots: Mutex<BTreeMap<Incarnation, Arc<Slot>>>,
+}
+
+/// Who connects to a holder holds the lock, so that there is one connection.
+type Slot = tokio::sync::Mutex<Option<Arc<Link>>>;
+
+impl Links {
+    pub(crate) fn new(me: Incarnation, uid: u32) -> Self {
+        Self {
+            me,
+            uid,
+            slots: Mutex::default(),
+        }
+    }
+
+    /// The connection to `peer`, made where there is none.
+    pub(crate) async fn to(&self, peer: &Peer) -> Result<Arc<Link>, LinkError> {
+        let slot = Arc::clone(lock(&self.slots).entry(peer.incarnation).or_default());
+        let mut link = slot.lock().await;
+        if let Some(link) = link.as_ref().filter(|link| link.is_open()) {
+            return Ok(Arc::clone(link));
+        }
+        *link = None;
+        let connecting = tokio::time::timeout(CONNECT_WITHIN, Link::connect(self.me, self.uid, peer));
+        let result = connecting.await.unwrap_or_else(|_| {
+            Err(LinkError::Silent {
+                pid: peer.process.pid,
+                socket: peer.socket.clone().into(),
+                waited: CONNECT_WITHIN,
+            })
+        });
+        link.clone_from(&result.as_ref().ok().cloned());
+        drop(link);
+        drop(slot);
+        self.forget_closed();
+        result
+    }
+
+    /// Ends every connection.
+    pub(crate) fn close(&self) {
+        for slot in std::mem::take(&mut *lock(&self.slots)).into_values() {
+            if let Ok(mut link) = slot.try_lock()
+                && let Some(link) = link.take()
+            {
+                link.close();
+            }
+        }
+    }
+
+    /// Number of connections that are up.
+    pub(crate) fn open(&self) -> u64 {
+        let slots = lock(&self.slots);
+        let open = |slot: &&Arc<Slot>| {
+            slot.try_lock()
+                .is_ok_and(|link| link.as_ref().is_some_and(|link| link.is_open()))
+        };
+        slots.values().filter(open).count() as u64
+    }
+
+    /// Forgets the holders that are gone, so that a long life among short-lived peers does not add up.
+    fn forget_closed(&self) {
+        lock(&self.slots).retain(|_, slot| {
+            Arc::strong_count(slot) > 1
+                || slot
+                    .try_lock()
+                    .map_or(true, |link| link.as_ref().is_some_and(|link| link.is_open()))
+        });
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One connection to one holder.
+#[derive(Debug)]
+pub(crate) struct Link {
+    requests: mpsc::UnboundedSender<Request>,
+    routes: Arc<Routes>,
+    next: AtomicU32,
+    task: AbortHandle,
+}
+
+/// Where replies go, by the id of the request. `None` once the connection has ended.
+#[derive(Debug)]
+struct Routes(Mutex<Option<BTreeMap<u32, mpsc::UnboundedSender<Reply>>>>);
+
+/// Ends the routes when the connection's task ends, in whatever way.
+struct EndRoutes(Arc<Routes>);
+
+impl Drop for EndRoutes {
+    fn drop(&mut self) {
+        lock(&self.0.0).take();
+    }
+}
+
+impl Link {
+    async fn connect(me: Incarnation, uid: u32, peer: &Peer) -> Result<Arc<Self>, LinkError> {
+        let socket = PathBuf::from(&peer.socket);
+        let gone = |source| LinkError::Gone {
+            pid: peer.process.pid,
+            socket: socket.clone(),
+            source,
+        };
+        let malformed = |error: String| LinkError::Malformed {
+            socket: socket.clone(),
+            error,
+        };
+        let stream = loop {
+            match UnixStream::connect(&socket).await {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(BACKLOG_PAUSE).await,
+                result => break result.map_err(gone)?,
+            }
+        };
+        let found = stream.peer_cred().map_err(gone)?.uid();
+        if found != uid {
+            return Err(LinkError::User {
+                socket,
+                found,
+                expected: uid,
+            });
+        }
+        let (read, write) = stream.into_split();
+        let mut reader = FramedRead::new(read, wire::codec());
+        let mut writer = FramedWrite::new(write, wire::codec());
+        let hello = Hello::new(me, peer.incarnation);
+        writer.send(wire::encode(&hello)).await.map_err(gone)?;
+        let ended = || gone(io::ErrorKind::UnexpectedEof.into());
+        let frame = reader.next().await.ok_or_else(ended)?.map_err(gone)?;
+        match wire::decode(&frame).map_err(|error| malformed(error.to_string()))? {
+            Greeting::Welcome => {}
+            Greeting::Version(found) => {
+                return Err(LinkError::Version {
+                    socket,
+                    found,
+                    expected: wire::VERSION,
+                });
+            }
+            Greeting::Incarnation(found) => {
+                return Err(LinkError::Incarnation {
+                    socket,
+                    found,
+                    expected: peer.incarnation,
+                });
+            }
+        }
+        let routes = Arc::new(Routes(Mutex::new(Some(BTreeMap::new()))));
+        let (requests, queue) = mpsc::unbounded_channel();
+        let task = tokio::spawn(run(reader, writer, queue, EndRoutes(Arc::clone(&routes)))).abort_handle();
+        Ok(Arc::new(Self {
+            requests,
+            routes,
+            next: AtomicU32::new(0),
+            task,
+        }))
+    }
+
+    fn is_open(&self) -> bool {
+        lock(&self.routes.0).is_some()
+    }
+
+    fn close(&self) {
+        self.task.abort();
+    }
+
+    /// Watches a payload; see [`Call::next`].
+    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability) -> Call {
+        self.call(true, |id| Request::Watch {
+            id,
+            payload,
+            capability,
+        })
+    }
+
+    /// Sends a request whose replies go to the returned call.
+    pub(crate) fn call(self: &Arc<Self>, watches: bool, request: impl FnOnce(u32) -> Request) -> Call {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, replies) = mpsc::unbounded_channel();
+        if let Some(routes) = lock(&self.routes.0).as_mut() {
+            routes.insert(id, sender);
+        }
+        // Where the connection has ended, `replies` says so.
+        let _ = self.requests.send(request(id));
+        Call {
+            link: Arc::clone(self),
+            id,
+            watches,
+            replies,
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// One request and its replies. Dropping a call that watches tells the holder that the consumer has left.
+#[derive(Debug)]
+pub(crate) struct Call {
+    link: Arc<Link>,
+    id: u32,
+    watches: bool,
+    replies: mpsc::UnboundedReceiver<Reply>,
+}
+
+impl Call {
+    /// The next reply; `None` once the connection has ended, which is at once where the holder dies.
+    pub(crate) async fn next(&mut self) -> Option<Reply> {
+        self.replies.recv().await
+    }
+
+    /// A reply that is here already; an error once the connection has ended.
+    pub(crate) fn pending(&mut self) -> Result<Option<Reply>, ()> {
+        match self.replies.try_recv() {
+            Ok(reply) => Ok(Some(reply)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(()),
+        }
+    }
+
+    /// Tells the holder that the consumer has every byte. The holder answers with [`Reply::Finished`].
+    pub(crate) fn finish(&mut self) {
+        self.watches = false;
+        let _ = self.link.requests.send(Request::Finish { id: self.id });
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if let Some(routes) = lock(&self.link.routes.0).as_mut() {
+            routes.remove(&self.id);
+        }
+        if self.watches {
+            let _ = self.link.requests.send(Request::Leave { id: self.id });
+        }
+    }
+}
+
+type Reader = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
+type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
+
+/// Moves frames until the holder or every user of the link is gone. Both ways at once: a side that waited for the other
+/// to read before reading itself could wait for ever.
+async fn run(reader: Reader, writer: Writer, queue: mpsc::UnboundedReceiver<Request>, routes: EndRoutes) {
+    tokio::select! {
+        () = receive(reader, &routes.0) => {}
+        () = send(writer, queue) => {}
+    }
+}
+
+async fn receive(mut reader: Reader, routes: &Routes) {
+    while let Some(Ok(frame)) = reader.next().await {
+        match wire::decode::<Reply>(&frame) {
+            Ok(reply) => {
+                if let Some(route) = lock(&routes.0).as_ref().and_then(|routes| routes.get(&reply.id())) {
+                    // A call that was dropped meanwhile has no use for it.
+                    let _ = route.send(reply);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "gave up a connection to a holder of payloads");
+                return;
+            }
+        }
+    }
+}
+
+async fn send(mut writer: Writer, mut queue: mpsc::UnboundedReceiver<Request>) {
+    while let Some(request) = queue.recv().await {
+        if writer.send(wire::encode(&request)).await.is_err() {
+            return;
+        }
+    }
+}

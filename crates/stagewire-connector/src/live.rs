@@ -1,0 +1,286 @@
+//! The payloads that this process holds for others.
+
+mod tombstones;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, PayloadPhase};
+use tokio::sync::watch;
+
+pub(crate) use tombstones::Gone;
+use tombstones::Tombstones;
+
+use crate::wire::{End, Refusal, State};
+
+/// Who ends the life of a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Owner {
+    /// The orchestrator: the payload stays until it is released by name, whoever reads it and how often.
+    Orchestrator,
+    /// The consumer: the payload is deleted when one consumer has consumed it. One consumer at a time may read it;
+    /// where that one dies, the next begins at chunk 0.
+    Consumer,
+}
+
+/// Whatever must live as long as the payload can be read: regions, staging memory, an object of a store.
+pub(crate) trait Keep: fmt::Debug + Send + Sync {
+    /// Chunk `index` is complete: the last chance to move its bytes to where consumers read them.
+    fn complete(&self, _index: u32) {}
+}
+
+/// One payload that this process holds.
+#[derive(Debug)]
+pub(crate) struct Live {
+    handle: Handle,
+    owner: Owner,
+    life: Mutex<PayloadLife>,
+    state: watch::Sender<State>,
+    keep: Mutex<Option<Arc<dyn Keep>>>,
+    /// Taken by the one consumer of a payload that its consumer owns.
+    claimed: Mutex<bool>,
+}
+
+impl Live {
+    pub(crate) fn new(handle: Handle, owner: Owner, keep: Arc<dyn Keep>) -> Self {
+        let life = PayloadLife::new(handle.manifest.chunks());
+        Self {
+            handle,
+            owner,
+            state: watch::Sender::new(state_of(&life)),
+            life: Mutex::new(life),
+            keep: Mutex::new(Some(keep)),
+            claimed: Mutex::new(false),
+        }
+    }
+
+    pub(crate) const fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) const fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    pub(crate) fn phase(&self) -> PayloadPhase {
+        lock(&self.life).phase().clone()
+    }
+
+    /// Marks chunk `index` as complete.
+    pub(crate) fn ready(&self, index: u32) {
+        let keep = lock(&self.keep).clone();
+        if let Some(keep) = keep {
+            keep.complete(index);
+        }
+        self.advance(|life| life.ready(index));
+    }
+
+    /// Marks every chunk as complete.
+    pub(crate) fn seal(&self) {
+        let keep = lock(&self.keep).clone();
+        for index in 0..self.handle.manifest.chunks() {
+            if let Some(keep) = &keep {
+                keep.complete(index);
+            }
+        }
+        self.advance(|life| {
+            for index in 0..self.handle.manifest.chunks() {
+                life.ready(index);
+            }
+        });
+    }
+
+    /// Changes the life and shows the change. Watchers see changes in the order in which they happened, because the
+    /// life stays locked until the change is shown.
+    fn advance<T>(&self, change: impl FnOnce(&mut PayloadLife) -> T) -> T {
+        let mut life = lock(&self.life);
+        let result = change(&mut life);
+        let next = state_of(&life);
+        self.state.send_if_modified(|state| {
+            let changed = *state != next;
+            *state = next;
+            changed
+        });
+        result
+    }
+
+    /// Gives up the memory; it goes when the last pin ends.
+    fn forget(&self) {
+        let keep = lock(&self.keep).take();
+        drop(keep);
+    }
+}
+
+fn state_of(life: &PayloadLife) -> State {
+    let end = match life.phase() {
+        PayloadPhase::Open => None,
+        PayloadPhase::Sealed => Some(End::Sealed),
+        PayloadPhase::Failed(failure) => Some(End::Failed(failure.clone())),
+        PayloadPhase::Released => Some(End::Released),
+    };
+    State {
+        readable: life.readable(),
+        end,
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All payloads that this process holds.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    inner: Mutex<Inner>,
+    pub(crate) published: AtomicU64,
+    pub(crate) released: AtomicU64,
+    pub(crate) expired: AtomicU64,
+    pub(crate) failed: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    live: BTreeMap<PayloadId, Arc<Live>>,
+    gone: Tombstones,
+}
+
+impl Table {
+    /// Takes a payload in. Gives it back where one of the same id is held already.
+    pub(crate) fn insert(&self, live: Live) -> Result<Arc<Live>, Live> {
+        let id = live.handle.payload;
+        let mut inner = lock(&self.inner);
+        if inner.live.contains_key(&id) {
+            return Err(live);
+        }
+        let live = Arc::new(live);
+        inner.live.insert(id, Arc::clone(&live));
+        drop(inner);
+        self.published.fetch_add(1, Ordering::Relaxed);
+        Ok(live)
+    }
+
+    pub(crate) fn get(&self, payload: PayloadId) -> Option<Arc<Live>> {
+        lock(&self.inner).live.get(&payload).cloned()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<PayloadId> {
+        lock(&self.inner).live.keys().copied().collect()
+    }
+
+    /// Number of payloads, and their bytes.
+    pub(crate) fn size(&self) -> (u64, u64) {
+        let inner = lock(&self.inner);
+        let bytes = inner.live.values().map(|live| live.handle.manifest.nbytes().0).sum();
+        (inner.live.len() as u64, bytes)
+    }
+
+    /// Lets a consumer in who presents the capability of the handle.
+    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability) -> Result<Claim, Refusal> {
+        let inner = lock(&self.inner);
+        let Some(live) = inner.live.get(&payload).cloned() else {
+            return Err(inner.gone.get(payload).map_or(Refusal::Unknown, Gone::refusal));
+        };
+        drop(inner);
+        if live.handle.capability != capability {
+            return Err(Refusal::Denied);
+        }
+        if live.owner == Owner::Consumer && std::mem::replace(&mut *lock(&live.claimed), true) {
+            return Err(Refusal::Claimed);
+        }
+        Ok(Claim {
+            table: Arc::clone(self),
+            live,
+        })
+    }
+
+    /// Ends an open payload with the producer's reason. Its memory goes: no consumer sees a chunk of it any more.
+    pub(crate) fn fail(&self, live: &Live, failure: Failure) {
+        let failed = live.advance(|life| {
+            let open = *life.phase() == PayloadPhase::Open;
+            life.fail(failure.clone());
+            open
+        });
+        if !failed {
+            return;
+        }
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        live.forget();
+        if live.owner == Owner::Consumer {
+            // Nobody will release it by name.
+            let mut inner = lock(&self.inner);
+            if inner.live.remove(&live.handle.payload).is_some() {
+                inner.gone.insert(live.handle.payload, Gone::Failed(failure));
+            }
+        }
+    }
+
+    /// Ends a payload. Returns whether it was there.
+    pub(crate) fn release(&self, payload: PayloadId, why: Gone) -> bool {
+        self.release_where(payload, why, |_| true)
+    }
+
+    /// Ends this payload, and no other that has its id by now.
+    pub(crate) fn release_this(&self, live: &Arc<Live>) -> bool {
+        self.release_where(live.handle.payload, Gone::Released, |found| Arc::ptr_eq(found, live))
+    }
+
+    fn release_where(&self, payload: PayloadId, why: Gone, which: impl FnOnce(&Arc<Live>) -> bool) -> bool {
+        let mut inner = lock(&self.inner);
+        if !inner.live.get(&payload).is_some_and(which) {
+            return false;
+        }
+        let Some(live) = inner.live.remove(&payload) else {
+            return false;
+        };
+        let counter = if matches!(why, Gone::Expired) {
+            &self.expired
+        } else {
+            &self.released
+        };
+        inner.gone.insert(payload, why);
+        drop(inner);
+        counter.fetch_add(1, Ordering::Relaxed);
+        live.advance(PayloadLife::release);
+        live.forget();
+        true
+    }
+}
+
+/// A consumer's right to one payload, given back on drop.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    table: Arc<Table>,
+    live: Arc<Live>,
+}
+
+impl Claim {
+    pub(crate) fn live(&self) -> &Live {
+        &self.live
+    }
+
+    /// The consumer has everything: a payload that it owns is deleted.
+    pub(crate) fn finish(self) {
+        if self.live.owner == Owner::Consumer {
+            self.table.release_this(&self.live);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.live.owner == Owner::Consumer {
+            *lock(&self.live.claimed) = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use stagewire_core::{ErrorClass, Failure, Handle, Manifest, PayloadPhase};
+
+use crate::PublishError;
+use crate::connector::Shared;
+use crate::live::{Live, Owner};
+use crate::wire::End;
+
+/// What is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublishSpec {
+    /// The request that the payload belongs to; shown in errors, need not be unique.
+    pub request: String,
+    /// Names, shapes, metadata, cut.
+    pub manifest: Manifest,
+    /// Who ends the payload's life.
+    pub owner: Owner,
+    /// Longest life without having been consumed or released; then the payload expires and is counted.
+    pub deadline: Option<Duration>,
+}
+
+impl PublishSpec {
+    /// How long a payload waits for its consumer where that one is to delete it: 10 minutes.
+    pub const UNCONSUMED: Duration = Duration::from_secs(600);
+
+    /// A payload with the usual deadline: none where an orchestrator watches over it, else [`Self::UNCONSUMED`].
+    pub fn new(request: impl Into<String>, manifest: Manifest, owner: Owner) -> Self {
+        Self {
+            request: request.into(),
+            manifest,
+            owner,
+            deadline: owner.usual_deadline(),
+        }
+    }
+}
+
+/// A published payload, as its producer sees it.
+///
+/// Dropping it does not release the payload: its owner does. Dropping it while chunks are missing fails the payload,
+/// because nobody is left who could show them.
+#[derive(Debug)]
+#[must_use = "a payload whose publication is dropped before every chunk is shown fails"]
+pub struct Publication {
+    shared: Arc<Shared>,
+    live: Arc<Live>,
+}
+
+impl Publication {
+    pub(crate) fn new(shared: Arc<Shared>, live: Arc<Live>) -> Self {
+        Self { shared, live }
+    }
+
+    /// What the consumer needs; it may be handed over at once, before any chunk is ready.
+    pub fn handle(&self) -> &Handle {
+        self.live.handle()
+    }
+
+    /// Shows chunk `index` to consumers, which see chunks in order whatever order they are shown in. Showing a chunk
+    /// twice changes nothing.
+    ///
+    /// # Errors
+    /// [`PublishError::NoSuchChunk`]; [`PublishError::Ended`] where the payload failed or was released meanwhile.
+    pub fn ready(&self, index: u32) -> Result<(), PublishError> {
+        let handle = self.live.handle();
+        let (request, chunks) = (handle.request.clone(), handle.manifest.chunks());
+        if index >= chunks {
+            return Err(PublishError::NoSuchChunk {
+                request,
+                chunk: index,
+                chunks,
+            });
+        }
+        let end = match self.live.phase() {
+            PayloadPhase::Open => {
+                self.live.ready(index);
+                return Ok(());
+            }
+            PayloadPhase::Sealed => return Ok(()),
+            PayloadPhase::Failed(_) => "it failed",
+            PayloadPhase::Released => "it was released",
+        };
+        Err(PublishError::Ended {
+            request,
+            chunk: index,
+            end,
+        })
+    }
+
+    pub(crate) fn seal(&self) {
+        self.live.seal();
+    }
+
+    /// Gives up: consumers get this reason instead of more chunks, at once. Nothing happens to a payload that is
+    /// complete or has ended.
+    pub fn fail(&self, failure: Failure) {
+        self.shared.table().fail(&self.live, failure);
+    }
+
+    /// Whether every chunk is shown.
+    pub fn is_sealed(&self) -> bool {
+        self.live.phase() == PayloadPhase::Sealed
+    }
+
+    /// Waits until the payload has ended: released, consumed by its owner, expired, or failed. Its memory goes when
+    /// the last pin ends.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn released(&self) {
+        let mut states = self.live.subscribe();
+        let owner = self.live.owner();
+        let ended = states.wait_for(|state| match state.end {
+            Some(End::Released) => true,
+            // Nobody releases by name what its consumer owns.
+            Some(End::Failed(_)) => owner == Owner::Consumer,
+            _ => false,
+        });
+        // The sender is in `live`, which this publication holds.
+        let _ = ended.await;
+    }
+}
+
+impl Drop for Publication {
+    fn drop(&mut self) {
+        self.fail(Failure::new(
+            ErrorClass::Internal,
+            "payload.abandoned",
+            "the producer dropped the publication before every chunk was ready",
+        ));
+    }
+}

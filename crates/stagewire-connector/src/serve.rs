@@ -1,0 +1,233 @@
+//! The holder's side of the payload socket.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::{SinkExt, StreamExt};
+use stagewire_core::{Failure, Handle, Incarnation, Token};
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+
+use crate::Owner;
+use crate::live::{Claim, Table};
+use crate::wire::{self, End, Greeting, Hello, Refusal, Reply, Request, State};
+
+/// How long who connects may take to say hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// Replies that may wait for one connection.
+const QUEUE: usize = 256;
+
+/// What a process does with payloads that others put into it.
+#[async_trait]
+pub(crate) trait PutHandler: std::fmt::Debug + Send + Sync {
+    async fn put(&self, request: PutRequest) -> Result<Handle, Failure>;
+}
+
+#[derive(Debug)]
+pub(crate) struct PutRequest {
+    pub(crate) handle: Handle,
+    pub(crate) token: Option<Token>,
+    pub(crate) owner: Owner,
+    pub(crate) wait: Duration,
+}
+
+/// What the socket serves.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) uid: u32,
+    pub(crate) table: Arc<Table>,
+    pub(crate) puts: OnceLock<Arc<dyn PutHandler>>,
+}
+
+/// Accepts connections until dropped.
+pub(crate) async fn serve(listener: UnixListener, holder: Arc<Holder>) {
+    let mut connections = JoinSet::new();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                connections.spawn(connection(stream, Arc::clone(&holder)));
+            }
+            // Out of file descriptors, most likely; those who connect have deadlines of their own.
+            Err(error) => {
+                tracing::warn!(%error, "the payload socket could not accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+type Reader = FramedRead<tokio::net::unix::OwnedReadHalf, LengthDelimitedCodec>;
+type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
+
+async fn connection(stream: UnixStream, holder: Arc<Holder>) {
+    match stream.peer_cred() {
+        Ok(cred) if cred.uid() == holder.uid => {}
+        cred => {
+            tracing::warn!(?cred, "refused a connection of another user to the payload socket");
+            return;
+        }
+    }
+    let (read, write) = stream.into_split();
+    let mut reader = FramedRead::new(read, wire::codec());
+    let mut writer = FramedWrite::new(write, wire::codec());
+    match tokio::time::timeout(HELLO_WITHIN, greet(&mut reader, &mut writer, &holder)).await {
+        Ok(Some(from)) => {
+            let mut session = Session::new(holder, writer);
+            if let Err(error) = session.run(&mut reader).await {
+                tracing::debug!(%from, %error, "a connection to the payload socket ended");
+            }
+        }
+        Ok(None) => {}
+        Err(_) => tracing::debug!("a connection to the payload socket never said hello"),
+    }
+}
+
+/// Exchanges greetings; `None` where this connection is not for us.
+async fn greet(reader: &mut Reader, writer: &mut Writer, holder: &Holder) -> Option<Incarnation> {
+    let frame = reader.next().await?.ok()?;
+    let (from, greeting) = match Hello::decode(&frame) {
+        Ok(Ok(hello)) if hello.to == holder.incarnation => (Some(hello.from), Greeting::Welcome),
+        Ok(Ok(_)) => (None, Greeting::Incarnation(holder.incarnation)),
+        Ok(Err(_)) => (None, Greeting::Version(wire::VERSION)),
+        Err(error) => {
+            tracing::warn!(%error, "refused a connection to the payload socket");
+            return None;
+        }
+    };
+    writer.send(wire::encode(&greeting)).await.ok()?;
+    from
+}
+
+/// One connection of one consumer process.
+struct Session {
+    holder: Arc<Holder>,
+    replies: mpsc::Sender<Reply>,
+    watches: BTreeMap<u32, (Claim, AbortHandle)>,
+    /// Everything that runs for this connection; ends with it.
+    tasks: JoinSet<()>,
+}
+
+impl Session {
+    fn new(holder: Arc<Holder>, writer: Writer) -> Self {
+        let (replies, queue) = mpsc::channel(QUEUE);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(write(writer, queue));
+        Self {
+            holder,
+            replies,
+            watches: BTreeMap::new(),
+            tasks,
+        }
+    }
+
+    async fn run(&mut self, reader: &mut Reader) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        while let Some(frame) = reader.next().await {
+            self.request(wire::decode(&frame?)?).await;
+            while self.tasks.try_join_next().is_some() {}
+        }
+        Ok(())
+    }
+
+    async fn request(&mut self, request: Request) {
+        match request {
+            Request::Watch {
+                id,
+                payload,
+                capability,
+            } => match self.holder.table.watch(payload, capability) {
+                Ok(claim) => {
+                    let report = report(id, claim.live().subscribe(), self.replies.clone());
+                    self.watches.insert(id, (claim, self.tasks.spawn(report)));
+                }
+                Err(refusal) => self.reply(Reply::Refused { id, refusal }).await,
+            },
+            Request::Finish { id } => {
+                if let Some((claim, report)) = self.watches.remove(&id) {
+                    report.abort();
+                    claim.finish();
+                }
+                self.reply(Reply::Finished { id }).await;
+            }
+            Request::Leave { id } => {
+                if let Some((_, report)) = self.watches.remove(&id) {
+                    report.abort();
+                }
+            }
+            Request::Put {
+                id,
+                handle,
+                token,
+                owner,
+                wait_ms,
+            } => {
+                let (holder, replies) = (Arc::clone(&self.holder), self.replies.clone());
+                let wait = Duration::from_millis(wait_ms);
+                self.tasks.spawn(async move {
+                    let reply = put(id, &holder, &handle, token, owner, wait).await;
+                    // The connection may have ended; its tasks end with it.
+                    let _ = replies.send(reply).await;
+                });
+            }
+        }
+    }
+
+    async fn reply(&self, reply: Reply) {
+        let _ = self.replies.send(reply).await;
+    }
+}
+
+async fn put(id: u32, holder: &Holder, handle: &[u8], token: Option<Token>, owner: Owner, wait: Duration) -> Reply {
+    let Some(handler) = holder.puts.get() else {
+        let refusal = Refusal::NoStore;
+        return Reply::Refused { id, refusal };
+    };
+    let stored = match Handle::from_bytes(handle) {
+        Ok(handle) => {
+            let request = PutRequest {
+                handle,
+                token,
+                owner,
+                wait,
+            };
+            handler.put(request).await
+        }
+        Err(error) => Err(stagewire_core::Classify::to_failure(&error)),
+    };
+    match stored {
+        Ok(handle) => Reply::Stored {
+            id,
+            handle: handle.to_bytes(),
+        },
+        Err(failure) => Reply::Refused {
+            id,
+            refusal: Refusal::Put(failure),
+        },
+    }
+}
+
+/// Tells a consumer how its payload comes on, until it can only end one way.
+async fn report(id: u32, mut states: watch::Receiver<State>, replies: mpsc::Sender<Reply>) {
+    loop {
+        let state = states.borrow_and_update().clone();
+        let last = matches!(state.end, Some(End::Failed(_) | End::Released));
+        if replies.send(Reply::State { id, state }).await.is_err() || last || states.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn write(mut writer: Writer, mut queue: mpsc::Receiver<Reply>) {
+    while let Some(reply) = queue.recv().await {
+        if let Err(error) = writer.send(wire::encode(&reply)).await {
+            tracing::debug!(%error, "a consumer went away");
+            return;
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Frames on the payload socket: length-delimited postcard, first a greeting from each side.
+//!
+//! ```text
+//! consumer                         holder
+//! Hello ─────────────────────────▶
+//!        ◀───────────────────────── Greeting
+//! Watch(id, payload, capability) ─▶
+//!        ◀───────────────────────── State(id) whenever it changes, until it ends; or Refused(id)
+//! Finish(id) | Leave(id) ─────────▶
+//!        ◀───────────────────────── Finished(id), after Finish
+//! Put(id, handle, token) ─────────▶
+//!        ◀───────────────────────── Stored(id) | Refused(id)
+//! ```
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, Token};
+use tokio_util::codec::LengthDelimitedCodec;
+
+use crate::Owner;
+
+/// Version of everything below; both sides refuse another one.
+pub(crate) const VERSION: u16 = 1;
+const MAGIC: [u8; 4] = *b"SWC\n";
+/// A handle holds a manifest, whose metadata may be large; the rest of a frame is small.
+const MAX_FRAME: usize = MAX_METADATA + (16 << 20);
+
+/// The first frame of who connects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    magic: [u8; 4],
+    version: u16,
+    pub(crate) from: Incarnation,
+    pub(crate) to: Incarnation,
+}
+
+/// The first frame of who listens. Another version may add variants, not move these.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Greeting {
+    Welcome,
+    Version(u16),
+    Incarnation(Incarnation),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Request {
+    Watch {
+        id: u32,
+        payload: PayloadId,
+        capability: Capability,
+    },
+    /// The consumer has every byte that it wants.
+    Finish { id: u32 },
+    /// The consumer goes away without having finished.
+    Leave { id: u32 },
+    Put {
+        id: u32,
+        /// `stagewire_core::Handle::to_bytes`.
+        handle: Vec<u8>,
+        token: Option<Token>,
+        owner: Owner,
+        wait_ms: u64,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    State { id: u32, state: State },
+    Finished { id: u32 },
+    Stored { id: u32, handle: Vec<u8> },
+    Refused { id: u32, refusal: Refusal },
+}
+
+impl Reply {
+    pub(crate) const fn id(&self) -> u32 {
+        match self {
+            Self::State { id, .. } | Self::Finished { id } | Self::Stored { id, .. } | Self::Refused { id, .. } => *id,
+        }
+    }
+}
+
+/// What a consumer may know of a payload.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// Chunks that may be read, counted from the first.
+    pub(crate) readable: u32,
+    pub(crate) end: Option<End>,
+}
+
+/// Why a payload gets no more chunks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum End {
+    Sealed,
+    Failed(Failure),
+    Released,
+}
+
+/// Why a holder does not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Refusal {
+    /// Never heard of this payload, or it was released long ago.
+    Unknown,
+    /// It was consumed, or nobody needed it any more.
+    Released,
+    /// It was not consumed in time.
+    Expired,
+    /// The capability is not this payload's.
+    Denied,
+    /// It is deleted on consume, and another consumer is at it.
+    Claimed,
+    /// This process keeps no store.
+    NoStore,
+    /// The producer gave up.
+    Failed(Failure),
+    /// A put that failed.
+    Put(Failure),
+}
+
+impl Hello {
+    pub(crate) const fn new(from: Incarnation, to: Incarnation) -> Self {
+        Self {
+            magic: MAGIC,
+            version: VERSION,
+            from,
+            to,
+        }
+    }
+
+    /// Reads a hello of any version: `Err` holds the other side's version where it is not ours.
+    pub(crate) fn decode(frame: &[u8]) -> Result<Result<Self, u16>, Malformed> {
+        let ((magic, version), _) = postcard::take_from_bytes::<([u8; 4], u16)>(frame).map_err(Malformed::from)?;
+        if magic != MAGIC {
+            return Err(Malformed("it does not begin as a Stagewire connection does".to_owned()));
+        }
+        if version != VERSION {
+            return Ok(Err(version));
+        }
+        decode(frame).map(Ok)
+    }
+}
+
+/// A frame that is not what the protocol says.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("malformed frame: {0}")]
+pub(crate) struct Malformed(String);
+
+impl From<postcard::Error> for Malformed {
+    fn from(error: postcard::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
+    postcard::to_stdvec(message)
+        .expect("frames hold nothing that postcard cannot encode")
+        .into()
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, Malformed> {
+    postcard::from_bytes(frame).map_err(Malformed::from)
+}
+
+pub(crate) fn codec() -> LengthDelimitedCodec {
+    LengthDelimitedCodec::builder().max_frame_length(MAX_FRAME).new_codec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn incarnation(id: u128) -> Incarnation {
+        format!("{id:032x}").parse().expect("an id")
+    }
+
+    #[test]
+    fn a_hello_of_another_version_is_told_apart_from_rubbish() {
+        let hello = Hello::new(incarnation(1), incarnation(2));
+        assert_eq!(Hello::decode(&encode(&hello)), Ok(Ok(hello.clone())));
+        let newer = Hello {
+            version: 9,
+            ..hello.clone()
+        };
+        let mut frame = encode(&newer).to_vec();
+        frame.extend_from_slice(b"and more that this build does not know");
+        assert_eq!(Hello::decode(&frame), Ok(Err(9)));
+        assert!(Hello::decode(b"GET / HTTP/1.1").is_err());
+        assert!(Hello::decode(&encode(&hello)[..9]).is_err());
+    }
+
+    #[test]
+    fn damaged_frames_are_errors_not_panics() {
+        let frame = encode(&Request::Watch {
+            id: 7,
+            payload: "00000000-0000-0000-0000-000000000009".parse().expect("an id"),
+            capability: Capability::from_random([3; 16]),
+        });
+        for len in 0..frame.len() {
+            assert!(decode::<Request>(&frame[..len]).is_err(), "{len} bytes decoded");
+        }
+        assert!(decode::<Reply>(&[0xFF; 40]).is_err());
+    }
+}

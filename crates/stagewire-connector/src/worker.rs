@@ -1,0 +1,245 @@
+//! Runs the attempts of one stage: the worker's side of the orchestrator, on top of the connector.
+//!
+//! [`Worker::attach`] starts a connector and a session. Offers are accepted while slots are free; each granted attempt
+//! comes out of [`Worker::next_task`] as a [`Task`], which reads its inputs, reports progress, and ends with an
+//! [`Output`] or a failure. Renewal, reconnects, releases and the handover reports need no help.
+
+mod driver;
+mod error;
+mod output;
+mod task;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stagewire_api::{RunDir, SessionOptions, WorkerSession};
+use stagewire_core::{ByteCount, Failure, StageName, Token};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use crate::{Borrowing, Connector, ConnectorOptions};
+use driver::Driver;
+use task::TaskState;
+
+pub use error::{Cancelled, TaskError, WorkerError};
+pub use output::{Output, OutputPlan};
+pub use task::{Task, TaskInput};
+
+/// Who works where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerOptions {
+    /// Run directory of the deployment.
+    pub run_dir: PathBuf,
+    /// Pipeline that the worker serves; empty for whichever the server has.
+    pub pipeline: String,
+    /// Stage that the worker serves.
+    pub stage: StageName,
+    /// Name shown to people.
+    pub name: String,
+    /// Attempts at once.
+    pub slots: u32,
+    /// Most bytes of shared memory.
+    pub arena_limit: ByteCount,
+    /// How memory outside the arena is offered.
+    pub borrow: Borrowing,
+    /// How long to look for the server at first.
+    pub attach_within: Duration,
+}
+
+impl WorkerOptions {
+    /// One slot, an arena of 1 GiB, 60 s to find the server.
+    pub fn new(run_dir: impl Into<PathBuf>, stage: StageName) -> Self {
+        Self {
+            run_dir: run_dir.into(),
+            pipeline: String::new(),
+            name: stage.to_string(),
+            stage,
+            slots: 1,
+            arena_limit: ByteCount(1 << 30),
+            borrow: Borrowing::default(),
+            attach_within: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A process that runs attempts of one stage.
+#[derive(Debug)]
+pub struct Worker {
+    inner: Arc<Inner>,
+    tasks: tokio::sync::Mutex<mpsc::UnboundedReceiver<Task>>,
+    driver: AbortHandle,
+}
+
+/// What the worker, its driver and its tasks have in common.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    connector: Arc<Connector>,
+    session: WorkerSession,
+    stage: StageName,
+    slots: u32,
+    attempts: Mutex<BTreeMap<Token, Slot>>,
+    /// Why no more tasks come; set once.
+    over: Mutex<Option<Failure>>,
+    draining: AtomicBool,
+    /// Wakes the driver when an attempt has left its slot.
+    freed: tokio::sync::Notify,
+}
+
+/// What an accepted attempt is doing.
+#[derive(Debug)]
+enum Slot {
+    /// Accepted, not granted yet.
+    Offered(Box<Offered>),
+    /// Granted, until the server has answered how it ended.
+    Running(Arc<TaskState>),
+}
+
+/// What an offer says.
+#[derive(Debug)]
+struct Offered {
+    params: String,
+    inputs: Vec<TaskInput>,
+    output: OutputPlan,
+}
+
+impl Worker {
+    /// Starts a connector and attaches to the server of the run directory.
+    ///
+    /// # Errors
+    /// [`WorkerError`]; nothing is left behind then.
+    pub async fn attach(options: WorkerOptions) -> Result<Arc<Self>, WorkerError> {
+        let connector = Connector::start(ConnectorOptions {
+            run_dir: options.run_dir.clone(),
+            role: options.stage.clone(),
+            arena_limit: options.arena_limit,
+            borrow: options.borrow,
+            store: None,
+        })
+        .await?;
+        let session = WorkerSession::attach(SessionOptions {
+            run_dir: RunDir::locate(Some(&options.run_dir)),
+            incarnation: connector.peer().incarnation,
+            process: connector.peer().process,
+            pipeline: options.pipeline,
+            stage: options.stage.clone(),
+            name: options.name,
+            slots: options.slots,
+            attach_within: options.attach_within,
+        });
+        let (session, events) = match session.await {
+            Ok(session) => session,
+            Err(error) => {
+                connector.close().await;
+                return Err(error.into());
+            }
+        };
+        let inner = Arc::new(Inner {
+            connector,
+            session,
+            stage: options.stage,
+            slots: options.slots,
+            attempts: Mutex::default(),
+            over: Mutex::default(),
+            draining: AtomicBool::new(false),
+            freed: tokio::sync::Notify::new(),
+        });
+        let (queue, tasks) = mpsc::unbounded_channel();
+        let driver = Driver::new(Arc::clone(&inner), queue);
+        Ok(Arc::new(Self {
+            inner,
+            tasks: tokio::sync::Mutex::new(tasks),
+            driver: tokio::spawn(driver.run(events)).abort_handle(),
+        }))
+    }
+
+    /// The next granted attempt; `None` once no more will come: see [`Worker::over`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn next_task(&self) -> Option<Task> {
+        self.tasks.lock().await.recv().await
+    }
+
+    /// Why no more tasks come: the server drained this worker, or was gone for longer than the linger time.
+    pub fn over(&self) -> Option<Failure> {
+        lock(&self.inner.over).clone()
+    }
+
+    /// The worker's connector.
+    pub fn connector(&self) -> &Arc<Connector> {
+        &self.inner.connector
+    }
+
+    /// Number of attempts that hold a slot.
+    pub fn busy(&self) -> usize {
+        lock(&self.inner.attempts).len()
+    }
+
+    /// Leaves in order: waits until the server has released every payload, at most `within`, then closes.
+    ///
+    /// # Cancel safety
+    /// A dropped future leaves the worker attached; call [`Worker::close`] then.
+    pub async fn leave(&self, within: Duration) {
+        let empty = async {
+            while !self.inner.connector.live().is_empty() {
+                self.inner.freed.notified().await;
+            }
+        };
+        if tokio::time::timeout(within, empty).await.is_err() {
+            let payloads = self.inner.connector.live().len();
+            tracing::warn!(
+                payloads,
+                "left while payloads were still needed; they must be produced again"
+            );
+        }
+        self.close().await;
+    }
+
+    /// Ends the session and the connector; what runs is told to stop. Calling it again does nothing.
+    pub async fn close(&self) {
+        self.driver.abort();
+        self.inner.end(Failure::new(
+            stagewire_core::ErrorClass::Cancelled,
+            "worker.closed",
+            "the worker was closed",
+        ));
+        self.inner.connector.close().await;
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Inner {
+    /// Stops everything that runs and tells every waiter. The first reason stays.
+    fn end(&self, failure: Failure) {
+        lock(&self.over).get_or_insert_with(|| failure.clone());
+        for slot in std::mem::take(&mut *lock(&self.attempts)).into_values() {
+            if let Slot::Running(state) = slot {
+                state.end(failure.clone());
+            }
+        }
+        self.freed.notify_waiters();
+    }
+
+    /// The attempt has left its slot.
+    fn free(&self, token: Token) {
+        lock(&self.attempts).remove(&token);
+        self.freed.notify_waiters();
+        self.freed.notify_one();
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

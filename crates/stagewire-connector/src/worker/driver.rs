@@ -1,0 +1,231 @@
+use std::sync::Arc;
+
+use stagewire_api::{SessionEvent, WireError, v1};
+use stagewire_core::{Classify, ErrorClass, Failure, Handle, Peer, Token};
+use tokio::sync::mpsc;
+
+use super::output::{OfferError, OutputPlan};
+use super::task::{Answer, Task, TaskInput};
+use super::{Inner, Offered, Slot, lock};
+
+/// Turns what the server says into tasks, stops and releases.
+pub(super) struct Driver {
+    inner: Arc<Inner>,
+    queue: mpsc::UnboundedSender<Task>,
+}
+
+impl Driver {
+    pub(super) fn new(inner: Arc<Inner>, queue: mpsc::UnboundedSender<Task>) -> Self {
+        Self { inner, queue }
+    }
+
+    /// Runs until the session is over or a drain is done. The queue ends with it.
+    pub(super) async fn run(self, mut events: mpsc::UnboundedReceiver<SessionEvent>) {
+        loop {
+            if self.inner.is_draining() && lock(&self.inner.attempts).is_empty() {
+                let message = "the server drained this worker";
+                self.inner
+                    .end(Failure::new(ErrorClass::Cancelled, "worker.drained", message));
+                break;
+            }
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => self.hear(event),
+                    None => {
+                        self.inner.end(gone("the session ended"));
+                        return;
+                    }
+                },
+                () = self.inner.freed.notified() => {}
+            }
+        }
+        // Payloads are still held and releases still come, until the worker leaves.
+        drop(self.queue);
+        while let Some(event) = events.recv().await {
+            match event {
+                SessionEvent::Release(payload) => {
+                    self.inner.connector.release(payload);
+                    self.inner.freed.notify_waiters();
+                }
+                SessionEvent::Offer(offer) => decline(&self.inner, offer, &draining()),
+                _ => {}
+            }
+        }
+    }
+
+    fn hear(&self, event: SessionEvent) {
+        let inner = &self.inner;
+        match event {
+            SessionEvent::Attached { epoch, store } => {
+                tracing::info!(epoch, stage = %inner.stage, "attached to the server");
+                inner.connector.set_store(read_peer(&store));
+            }
+            SessionEvent::Away => {
+                tracing::warn!(stage = %inner.stage, "lost the server; what runs goes on");
+                // Offers end with the stream that brought them.
+                lock(&inner.attempts).retain(|_, slot| matches!(slot, Slot::Running(_)));
+            }
+            SessionEvent::Offer(offer) => self.offer(offer),
+            SessionEvent::Grant(token) => self.grant(token),
+            SessionEvent::Cancel(token, failure) => self.cancel(token, failure),
+            SessionEvent::Release(payload) => {
+                inner.connector.release(payload);
+                inner.freed.notify_waiters();
+            }
+            SessionEvent::Accepted(token) => self.answer(token, Answer::Accepted),
+            SessionEvent::Refused(token, failure) => self.answer(token, Answer::Refused(failure)),
+            SessionEvent::Drain(within) => {
+                tracing::info!(stage = %inner.stage, ?within, "the server drains this worker");
+                inner.draining.store(true, std::sync::atomic::Ordering::Release);
+            }
+            SessionEvent::Over(error) => {
+                tracing::error!(stage = %inner.stage, %error, "gave up looking for the server");
+                inner.end(error.to_failure());
+            }
+            other => tracing::debug!(?other, "ignored an event of the session"),
+        }
+    }
+
+    fn offer(&self, offer: v1::Offer) {
+        let inner = &self.inner;
+        let token = match read_token(offer.token.clone()) {
+            Ok(token) => token,
+            Err(error) => {
+                tracing::warn!(%error, "ignored an offer without a token");
+                return;
+            }
+        };
+        if inner.is_draining() {
+            inner.session.decline(token, draining());
+            return;
+        }
+        let mut attempts = lock(&inner.attempts);
+        let busy = attempts.len();
+        if busy >= inner.slots as usize {
+            drop(attempts);
+            let message = format!("all {} slots of this worker are in use", inner.slots);
+            let failure = Failure::new(ErrorClass::Exhausted, "credit.slots", message).with("busy", busy);
+            inner.session.decline(token, failure);
+            return;
+        }
+        match read_offer(offer) {
+            Ok(offered) => {
+                attempts.insert(token, Slot::Offered(Box::new(offered)));
+                drop(attempts);
+                inner.session.accept(token);
+            }
+            Err(error) => {
+                drop(attempts);
+                let message = crate::error::chain(&error);
+                tracing::warn!(%token, error = message, "declined an offer that cannot be read");
+                let failure = Failure::new(ErrorClass::Invalid, "protocol.malformed", message);
+                inner.session.decline(token, failure);
+            }
+        }
+    }
+
+    fn grant(&self, token: Token) {
+        let inner = &self.inner;
+        let mut attempts = lock(&inner.attempts);
+        match attempts.remove(&token) {
+            Some(Slot::Offered(offered)) => {
+                let task = Task::new(Arc::clone(inner), token, *offered);
+                attempts.insert(token, Slot::Running(Arc::clone(task.state())));
+                drop(attempts);
+                // Nobody takes tasks any more where this fails; the task says so to the server as it is dropped.
+                let _ = self.queue.send(task);
+            }
+            // Granted twice.
+            Some(running @ Slot::Running(_)) => {
+                attempts.insert(token, running);
+            }
+            None => {
+                drop(attempts);
+                inner.session.stopped(token);
+            }
+        }
+    }
+
+    fn cancel(&self, token: Token, failure: Failure) {
+        let inner = &self.inner;
+        let mut attempts = lock(&inner.attempts);
+        match attempts.get(&token) {
+            Some(Slot::Running(state)) => {
+                let state = Arc::clone(state);
+                drop(attempts);
+                state.stop().stop(failure);
+            }
+            Some(Slot::Offered(_)) | None => {
+                attempts.remove(&token);
+                drop(attempts);
+                inner.session.stopped(token);
+            }
+        }
+    }
+
+    fn answer(&self, token: Token, answer: Answer) {
+        let inner = &self.inner;
+        let state = match lock(&inner.attempts).get(&token) {
+            Some(Slot::Running(state)) => Arc::clone(state),
+            _ => return,
+        };
+        match &answer {
+            Answer::Refused(failure) if !state.has_spoken() => {
+                // It still runs: it stops at its next step, and says so.
+                state.stop().stop(failure.clone());
+                state.answer(answer);
+            }
+            Answer::Refused(_) => {
+                inner.session.stopped(token);
+                inner.free(token);
+                state.answer(answer);
+            }
+            _ => {
+                inner.free(token);
+                state.answer(answer);
+            }
+        }
+    }
+}
+
+fn draining() -> Failure {
+    Failure::new(ErrorClass::Unavailable, "worker.draining", "this worker is draining")
+}
+
+fn decline(inner: &Inner, offer: v1::Offer, failure: &Failure) {
+    if let Ok(token) = read_token(offer.token) {
+        inner.session.decline(token, failure.clone());
+    }
+}
+
+fn gone(message: &str) -> Failure {
+    Failure::new(ErrorClass::Unavailable, "server.gone", message)
+}
+
+fn read_token(token: Option<v1::Token>) -> Result<Token, WireError> {
+    token.ok_or(WireError::Missing { field: "offer.token" })?.try_into()
+}
+
+fn read_offer(offer: v1::Offer) -> Result<Offered, OfferError> {
+    let mut inputs = Vec::new();
+    for input in offer.inputs {
+        let stage = input.stage()?;
+        let payload = input.payload.ok_or(OfferError::NoPayload)?;
+        let handle = Handle::from_bytes(&payload.handle)?;
+        inputs.push(TaskInput { stage, handle });
+    }
+    Ok(Offered {
+        params: offer.params,
+        inputs,
+        output: OutputPlan::read(offer.output)?,
+    })
+}
+
+fn read_peer(bytes: &[u8]) -> Option<Peer> {
+    if bytes.is_empty() {
+        return None;
+    }
+    let peer = postcard::from_bytes(bytes);
+    peer.map_err(|error| tracing::warn!(%error, "the server's store has an address that does not decode"))
+        .ok()
+}

@@ -1,0 +1,79 @@
+use stagewire_api::{WireError, v1};
+use stagewire_core::{Chunking, Entry, EntryValue, Manifest, PayloadKind, SchemaError, TensorSpec};
+use stagewire_transfer::Memory;
+
+/// What an attempt produced: a named bundle and its memory.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// What it is for.
+    pub kind: PayloadKind,
+    /// Names and what stands under them.
+    pub entries: Vec<Entry>,
+    /// Any JSON value.
+    pub metadata: serde_json::Value,
+    /// Memory of every tensor, in the order of the entries. It must not change until the payload is released.
+    pub tensors: Vec<Memory>,
+}
+
+impl Output {
+    /// One tensor under one name, without metadata.
+    pub fn tensor(kind: PayloadKind, name: impl Into<String>, spec: TensorSpec, memory: impl Into<Memory>) -> Self {
+        Self {
+            kind,
+            entries: vec![Entry {
+                name: name.into(),
+                value: EntryValue::Tensor(spec),
+            }],
+            metadata: serde_json::Value::Null,
+            tensors: vec![memory.into()],
+        }
+    }
+
+    pub(super) fn manifest(&self, plan: &OutputPlan) -> Result<Manifest, SchemaError> {
+        let manifest = Manifest::new(self.kind, self.entries.clone())?.with_metadata(&self.metadata)?;
+        match plan.chunking {
+            Some(chunking) => manifest.with_chunking(chunking),
+            None => Ok(manifest),
+        }
+    }
+}
+
+/// How the orchestrator wants the output handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutputPlan {
+    /// For another stage; otherwise it is the result of the job.
+    pub publish: bool,
+    /// Through the store instead of from this process.
+    pub stored: bool,
+    /// How it is cut; `None` is whole.
+    pub chunking: Option<Chunking>,
+}
+
+impl OutputPlan {
+    /// Reads what the offer says. A missing plan is that of a last stage.
+    pub(super) fn read(output: Option<v1::Output>) -> Result<Self, SchemaError> {
+        let output = output.unwrap_or_default();
+        let chunking = match output.chunks {
+            0 => None,
+            count => Some(Chunking::new(output.chunk_dim, count)?),
+        };
+        Ok(Self {
+            publish: output.publish,
+            stored: output.stored,
+            chunking,
+        })
+    }
+}
+
+/// Why an offer cannot be taken.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OfferError {
+    #[error("the offer is malformed")]
+    Wire(#[from] WireError),
+    #[error("the offer's output cannot be cut so")]
+    Output(#[from] SchemaError),
+    #[error("the handle of the input is not readable")]
+    Handle(#[from] stagewire_core::HandleError),
+    #[error("an input has no payload")]
+    NoPayload,
+}

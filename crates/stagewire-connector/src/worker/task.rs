@@ -1,0 +1,397 @@
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use stagewire_api::v1;
+use stagewire_core::{ErrorClass, Failure, Handle, Handover, JobId, PayloadId, Progress, StageName, Token};
+use tokio::sync::watch;
+
+use super::{Cancelled, Inner, Offered, Output, OutputPlan, TaskError, lock};
+use crate::consume::Observer;
+use crate::{ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishSpec, Stop};
+
+/// How long the store may wait for room before an attempt fails for lack of it.
+const STORE_WITHIN: Duration = Duration::from_secs(30);
+
+/// One input of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskInput {
+    /// Stage that produced it.
+    pub stage: StageName,
+    /// What to consume.
+    pub handle: Handle,
+}
+
+/// How the server answered to the end of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answer {
+    Accepted,
+    Refused(Failure),
+    /// There is no server any more.
+    Over(Failure),
+}
+
+/// What a task and the worker's driver both know of an attempt.
+#[derive(Debug)]
+pub(crate) struct TaskState {
+    token: Token,
+    stop: Stop,
+    answer: watch::Sender<Option<Answer>>,
+    /// Its end was told to the server: completed or failed.
+    spoken: AtomicBool,
+    handovers: Mutex<Vec<Handover>>,
+    lost: Mutex<Option<PayloadId>>,
+}
+
+impl TaskState {
+    fn new(token: Token) -> Self {
+        Self {
+            token,
+            stop: Stop::new(),
+            answer: watch::Sender::new(None),
+            spoken: AtomicBool::new(false),
+            handovers: Mutex::default(),
+            lost: Mutex::default(),
+        }
+    }
+
+    pub(super) const fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    pub(super) fn has_spoken(&self) -> bool {
+        self.spoken.load(Ordering::Acquire)
+    }
+
+    pub(super) fn answer(&self, answer: Answer) {
+        self.answer.send_replace(Some(answer));
+    }
+
+    /// There will be no answer.
+    pub(super) fn end(&self, failure: Failure) {
+        self.stop.stop(failure.clone());
+        self.answer(Answer::Over(failure));
+    }
+
+    /// Takes the right to tell the server how the attempt ended; once.
+    fn speak(&self) -> Result<(), TaskError> {
+        if self.spoken.swap(true, Ordering::AcqRel) {
+            return Err(TaskError::Ended { token: self.token });
+        }
+        Ok(())
+    }
+}
+
+impl Observer for TaskState {
+    fn chunk(&self, handover: &Handover) {
+        lock(&self.handovers).push(handover.clone());
+    }
+
+    fn error(&self, error: &ConsumeError) {
+        if let Some(payload) = error.lost() {
+            *lock(&self.lost) = Some(payload);
+        }
+    }
+}
+
+/// A granted attempt.
+///
+/// It ends with [`Task::complete`], [`Task::finish`] or [`Task::fail`]. Dropping it before fails it, or, where it was
+/// told to stop, says that it has stopped.
+pub struct Task {
+    worker: Arc<Inner>,
+    state: Arc<TaskState>,
+    offered: Offered,
+    output: Mutex<Option<Opened>>,
+}
+
+/// The output of an attempt.
+#[derive(Debug)]
+struct Opened {
+    publication: Publication,
+    /// The server knows of it.
+    announced: bool,
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task")
+            .field("token", &self.state.token)
+            .field("stage", &self.worker.stage)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Task {
+    pub(super) fn new(worker: Arc<Inner>, token: Token, offered: Offered) -> Self {
+        Self {
+            worker,
+            state: Arc::new(TaskState::new(token)),
+            offered,
+            output: Mutex::default(),
+        }
+    }
+
+    pub(super) const fn state(&self) -> &Arc<TaskState> {
+        &self.state
+    }
+
+    /// The attempt.
+    pub fn token(&self) -> Token {
+        self.state.token
+    }
+
+    /// The job.
+    pub fn job(&self) -> JobId {
+        self.state.token.job
+    }
+
+    /// The stage.
+    pub fn stage(&self) -> &StageName {
+        &self.worker.stage
+    }
+
+    /// Parameters of the job: a JSON object.
+    pub fn params(&self) -> &str {
+        &self.offered.params
+    }
+
+    /// What the stage reads.
+    pub fn inputs(&self) -> &[TaskInput] {
+        &self.offered.inputs
+    }
+
+    /// How the output is handed over.
+    pub fn plan(&self) -> OutputPlan {
+        self.offered.output
+    }
+
+    /// Tells when and why to stop. [`Task::consume`] heeds it by itself.
+    pub fn stop(&self) -> &Stop {
+        &self.state.stop
+    }
+
+    /// Begins to read the input from `stage`, or the only one where none is named. Each call reads from chunk 0.
+    ///
+    /// # Errors
+    /// [`TaskError::NoInput`], [`TaskError::WhichInput`], [`TaskError::Consume`].
+    pub fn consume(&self, stage: Option<&StageName>, mut options: ConsumeOptions) -> Result<Consumer, TaskError> {
+        let token = self.state.token;
+        let inputs = || {
+            let names: Vec<_> = self.offered.inputs.iter().map(|input| input.stage.as_str()).collect();
+            if names.is_empty() {
+                "none".to_owned()
+            } else {
+                names.join(", ")
+            }
+        };
+        let input = match stage {
+            Some(stage) => {
+                let input = self.offered.inputs.iter().find(|input| input.stage == *stage);
+                input.ok_or_else(|| TaskError::NoInput {
+                    token,
+                    stage: stage.clone(),
+                    inputs: inputs(),
+                })?
+            }
+            None => match self.offered.inputs.as_slice() {
+                [only] => only,
+                _ => {
+                    return Err(TaskError::WhichInput {
+                        token,
+                        inputs: inputs(),
+                    });
+                }
+            },
+        };
+        options.stop.get_or_insert_with(|| self.state.stop.clone());
+        let mut consumer = self
+            .worker
+            .connector
+            .consume(input.handle.clone(), options)
+            .map_err(|source| TaskError::Consume { token, source })?;
+        consumer.observe(Arc::clone(&self.state) as _);
+        Ok(consumer)
+    }
+
+    /// Reports how far the attempt has come; renews its grant.
+    ///
+    /// # Errors
+    /// [`Cancelled`] where the attempt must stop.
+    pub fn progress(&self, progress: Progress) -> Result<(), Cancelled> {
+        self.check()?;
+        self.worker.session.progress(self.state.token, progress);
+        Ok(())
+    }
+
+    /// Whether the attempt may go on.
+    ///
+    /// # Errors
+    /// [`Cancelled`] where it must stop.
+    pub fn check(&self) -> Result<(), Cancelled> {
+        match self.state.stop.reason() {
+            Some(reason) => Err(Cancelled {
+                token: self.state.token,
+                reason,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Publishes an output whose chunks are still being computed. The offer's plan says how it is cut.
+    ///
+    /// # Errors
+    /// [`TaskError::Output`] where the tensors cannot be cut as planned, [`TaskError::Publish`],
+    /// [`TaskError::AlreadyOpen`], [`TaskError::Cancelled`].
+    pub fn open(&self, output: Output) -> Result<(), TaskError> {
+        self.check()?;
+        let token = self.state.token;
+        let manifest = output
+            .manifest(&self.offered.output)
+            .map_err(|source| TaskError::Output {
+                token,
+                stage: self.worker.stage.clone(),
+                source,
+            })?;
+        let mut place = lock(&self.output);
+        if place.is_some() {
+            return Err(TaskError::AlreadyOpen { token });
+        }
+        let spec = PublishSpec::new(token.job.to_string(), manifest, Owner::Orchestrator);
+        let publication = self.worker.connector.open(spec, output.tensors);
+        let publication = publication.map_err(|source| TaskError::Publish { token, source })?;
+        *place = Some(Opened {
+            publication,
+            announced: false,
+        });
+        Ok(())
+    }
+
+    /// Shows chunk `index` of the opened output. The consumer is called in once chunk 0 is there.
+    ///
+    /// # Errors
+    /// [`TaskError::NotOpen`], [`TaskError::Publish`], [`TaskError::Cancelled`].
+    pub fn ready(&self, index: u32) -> Result<(), TaskError> {
+        self.check()?;
+        let token = self.state.token;
+        let mut place = lock(&self.output);
+        let Opened { publication, announced } = place.as_mut().ok_or(TaskError::NotOpen { token })?;
+        publication
+            .ready(index)
+            .map_err(|source| TaskError::Publish { token, source })?;
+        let plan = self.offered.output;
+        if index == 0 && plan.publish && !plan.stored && !*announced {
+            self.worker.session.published(token, describe(publication.handle()));
+            *announced = true;
+        }
+        Ok(())
+    }
+
+    /// Ends the attempt well: every chunk of the opened output is ready. Returns once the server has accepted it.
+    ///
+    /// # Errors
+    /// [`TaskError::Refused`] where the server takes no completion of this attempt; else [`TaskError`], and the attempt
+    /// goes on.
+    ///
+    /// # Cancel safety
+    /// Once the completion was sent, the server decides though the future was dropped.
+    pub async fn finish(&self) -> Result<(), TaskError> {
+        self.check()?;
+        let token = self.state.token;
+        let handle = {
+            let mut place = lock(&self.output);
+            let opened = place.as_mut().ok_or(TaskError::NotOpen { token })?;
+            opened.publication.seal();
+            opened.publication.handle().clone()
+        };
+        let plan = self.offered.output;
+        let payload = if plan.publish && plan.stored {
+            let stored = self.worker.connector.store(&handle, Some(token), STORE_WITHIN).await;
+            describe(&stored.map_err(|source| TaskError::Put { token, source })?)
+        } else {
+            describe(&handle)
+        };
+        self.state.speak()?;
+        let session = &self.worker.session;
+        let result = if plan.publish {
+            let announced = lock(&self.output)
+                .as_mut()
+                .is_some_and(|opened| std::mem::replace(&mut opened.announced, true));
+            if !announced {
+                session.published(token, payload);
+            }
+            None
+        } else {
+            Some(payload)
+        };
+        let handovers = std::mem::take(&mut *lock(&self.state.handovers));
+        session.completed(token, result, handovers.into_iter().map(v1::Handover::from).collect());
+        let mut answers = self.state.answer.subscribe();
+        let answer = answers
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|answer| answer.clone());
+        match answer {
+            Some(Answer::Accepted) => Ok(()),
+            Some(Answer::Refused(failure) | Answer::Over(failure)) => {
+                // Nobody will ask for it, and the server may not know of it.
+                self.worker.connector.release(handle.payload);
+                Err(TaskError::Refused { token, failure })
+            }
+            // The sender is in `state`.
+            None => Err(TaskError::Ended { token }),
+        }
+    }
+
+    /// Publishes a complete output and ends the attempt well: [`Task::open`] and [`Task::finish`] in one.
+    ///
+    /// # Errors
+    /// As those. The attempt goes on, and can be ended by [`Task::fail`], unless it was [`TaskError::Refused`].
+    ///
+    /// # Cancel safety
+    /// As [`Task::finish`].
+    pub async fn complete(&self, output: Output) -> Result<(), TaskError> {
+        self.open(output)?;
+        self.finish().await
+    }
+
+    /// Ends the attempt with a failure, which consumers of its output see at once. An attempt that was told to stop
+    /// has stopped by this, whatever the failure says. Nothing happens to one that has ended.
+    pub fn fail(&self, failure: Failure) {
+        let (token, session) = (self.state.token, &self.worker.session);
+        if self.state.speak().is_err() {
+            return;
+        }
+        if let Some(Opened { publication, announced }) = lock(&self.output).take() {
+            publication.fail(failure.clone());
+            if !announced {
+                self.worker.connector.release(publication.handle().payload);
+            }
+        }
+        if self.state.stop.is_stopped() {
+            session.stopped(token);
+            self.worker.free(token);
+        } else {
+            session.failed(token, failure, *lock(&self.state.lost));
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let message = "the stage function ended without an output";
+        self.fail(Failure::new(ErrorClass::Internal, "stage.no_output", message));
+    }
+}
+
+fn describe(handle: &Handle) -> v1::Payload {
+    v1::Payload {
+        id: handle.payload.0.as_bytes().to_vec(),
+        handle: handle.to_bytes(),
+        nbytes: handle.manifest.nbytes().0,
+        chunks: handle.manifest.chunks(),
+        stored: handle.mode == stagewire_core::TransferMode::Store,
+    }
+}

@@ -1,0 +1,114 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use stagewire_core::{ByteCount, Classify, ErrorClass, PayloadId};
+use stagewire_transfer::{ArenaError, RegisterError};
+
+use crate::{Fenced, Usage};
+
+/// Why a store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum StoreError {
+    #[error("payload {payload} is in the store already ({}); it was not written again", if *sealed { "sealed" } else { "being written" })]
+    Exists { payload: PayloadId, sealed: bool },
+    #[error("the store has no payload {payload}: it was deleted, or never came")]
+    NotFound { payload: PayloadId },
+    #[error("payload {payload} is still being written; it can be read once it is sealed")]
+    NotSealed { payload: PayloadId },
+    #[error("payload {payload} was refused by the store")]
+    Fenced { payload: PayloadId, source: Fenced },
+    #[error("payload {payload} of {wanted} is larger than the whole store ({limit}); raise store-bytes")]
+    TooLarge {
+        payload: PayloadId,
+        wanted: ByteCount,
+        limit: ByteCount,
+    },
+    #[error("the store had no room for the {wanted} of payload {payload} within {waited:?}: {usage}")]
+    Exhausted {
+        payload: PayloadId,
+        wanted: ByteCount,
+        waited: Duration,
+        usage: Box<Usage>,
+    },
+    #[error("the arena has no room for the {wanted} of payload {payload}")]
+    Arena {
+        payload: PayloadId,
+        wanted: ByteCount,
+        source: ArenaError,
+    },
+    #[error("payload {payload} cannot be offered to other processes")]
+    Register { payload: PayloadId, source: RegisterError },
+    #[error("payload {payload} has {parts} parts; there is no part {part}")]
+    NoSuchPart {
+        payload: PayloadId,
+        part: usize,
+        parts: usize,
+    },
+    #[error("part {part} of payload {payload} is still being copied into; wait for the copy")]
+    Busy { payload: PayloadId, part: usize },
+    #[error("part {part} of payload {payload} is not complete; it was not sealed")]
+    Unwritten { payload: PayloadId, part: usize },
+}
+
+impl Classify for StoreError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Exists { .. } | Self::Busy { .. } | Self::Unwritten { .. } => ErrorClass::Conflict,
+            Self::NotFound { .. } | Self::NotSealed { .. } => ErrorClass::NotFound,
+            Self::Fenced { source, .. } => source.class(),
+            Self::TooLarge { .. } | Self::NoSuchPart { .. } => ErrorClass::Invalid,
+            Self::Exhausted { .. } => ErrorClass::Exhausted,
+            Self::Arena { source, .. } => source.class(),
+            Self::Register { source, .. } => source.class(),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Exists { .. } => "store.exists",
+            Self::NotFound { .. } => "store.not_found",
+            Self::NotSealed { .. } => "store.not_sealed",
+            Self::Fenced { source, .. } => source.reason(),
+            Self::TooLarge { .. } => "store.too_large",
+            Self::Exhausted { .. } => "credit.store_bytes",
+            Self::Arena { source, .. } => source.reason(),
+            Self::Register { source, .. } => source.reason(),
+            Self::NoSuchPart { .. } => "store.no_such_part",
+            Self::Busy { .. } => "store.busy",
+            Self::Unwritten { .. } => "store.unwritten",
+        }
+    }
+
+    fn details(&self) -> BTreeMap<String, String> {
+        let mut details = BTreeMap::new();
+        let mut put = |name: &str, value: String| details.insert(name.to_owned(), value);
+        if let Self::Exhausted { wanted, usage, .. } = self {
+            put("wanted_bytes", wanted.0.to_string());
+            put("used_bytes", usage.used().0.to_string());
+            put("limit_bytes", usage.limit.0.to_string());
+        }
+        put("payload", self.payload().to_string());
+        details
+    }
+}
+
+impl StoreError {
+    /// The payload that the error is about.
+    pub const fn payload(&self) -> PayloadId {
+        match self {
+            Self::Exists { payload, .. }
+            | Self::NotFound { payload }
+            | Self::NotSealed { payload }
+            | Self::Fenced { payload, .. }
+            | Self::TooLarge { payload, .. }
+            | Self::Exhausted { payload, .. }
+            | Self::Arena { payload, .. }
+            | Self::Register { payload, .. }
+            | Self::NoSuchPart { payload, .. }
+            | Self::Busy { payload, .. }
+            | Self::Unwritten { payload, .. } => *payload,
+        }
+    }
+}

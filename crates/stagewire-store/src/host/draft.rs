@@ -1,0 +1,135 @@
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use stagewire_core::{PayloadId, Token};
+use stagewire_transfer::{Extent, ExtentMut, Memory, RegisterOptions, Target};
+
+use super::Inner;
+use super::object::HostObject;
+use super::rooms::Room;
+use crate::{Draft, Object, ObjectState, StoreError};
+
+/// Bytes of one part of a draft.
+#[derive(Debug)]
+pub(super) enum Part {
+    Empty,
+    Extent(ExtentMut),
+    Target(Arc<Target>),
+}
+
+/// An object being written.
+#[derive(Debug)]
+pub(super) struct HostDraft {
+    inner: Arc<Inner>,
+    payload: PayloadId,
+    token: Option<Token>,
+    parts: Vec<Part>,
+    /// Taken by `seal`.
+    room: Option<Room>,
+    serial: u64,
+}
+
+impl HostDraft {
+    pub(super) fn new(inner: Arc<Inner>, payload: PayloadId, token: Option<Token>, room: Room) -> Self {
+        Self {
+            inner,
+            payload,
+            token,
+            parts: Vec::new(),
+            serial: room.serial(),
+            room: Some(room),
+        }
+    }
+
+    pub(super) fn push(&mut self, part: Part) {
+        self.parts.push(part);
+    }
+
+    fn part(&mut self, part: usize) -> Result<&mut Part, StoreError> {
+        let (payload, parts) = (self.payload, self.parts.len());
+        self.parts
+            .get_mut(part)
+            .ok_or(StoreError::NoSuchPart { payload, part, parts })
+    }
+
+    /// The bytes of every part, now immutable.
+    fn freeze(&mut self) -> Result<Vec<Option<Extent>>, StoreError> {
+        let payload = self.payload;
+        let parts = std::mem::take(&mut self.parts).into_iter().enumerate();
+        let freeze = |(part, bytes)| match bytes {
+            Part::Empty => Ok(None),
+            Part::Extent(extent) => Ok(Some(extent.freeze())),
+            Part::Target(target) => {
+                if target.as_slice().is_err() {
+                    return Err(StoreError::Unwritten { payload, part });
+                }
+                let target = Arc::try_unwrap(target).map_err(|_| StoreError::Busy { payload, part })?;
+                let extent = target.into_extent().map_err(|_| StoreError::Busy { payload, part })?;
+                Ok(Some(extent))
+            }
+        };
+        parts.map(freeze).collect()
+    }
+}
+
+#[async_trait]
+impl Draft for HostDraft {
+    fn payload(&self) -> PayloadId {
+        self.payload
+    }
+
+    fn bytes_mut(&mut self, part: usize) -> Result<&mut [u8], StoreError> {
+        let payload = self.payload;
+        match self.part(part)? {
+            Part::Empty => Ok(&mut []),
+            Part::Extent(extent) => Ok(extent),
+            Part::Target(_) => Err(StoreError::Busy { payload, part }),
+        }
+    }
+
+    fn target(&mut self, part: usize) -> Result<Arc<Target>, StoreError> {
+        let (payload, parts) = (self.payload, self.parts.len());
+        let place = self.part(part)?;
+        match std::mem::replace(place, Part::Empty) {
+            Part::Empty => Err(StoreError::NoSuchPart { payload, part, parts }),
+            Part::Extent(extent) => {
+                let target = Arc::new(Target::from(extent));
+                *place = Part::Target(Arc::clone(&target));
+                Ok(target)
+            }
+            Part::Target(target) => {
+                *place = Part::Target(Arc::clone(&target));
+                Ok(target)
+            }
+        }
+    }
+
+    async fn seal(mut self: Box<Self>) -> Result<Arc<dyn Object>, StoreError> {
+        let payload = self.payload;
+        let fenced = |source| StoreError::Fenced { payload, source };
+        self.inner.gate.check(self.token).map_err(fenced)?;
+        let extents = self.freeze()?;
+        let register = |extent: Extent| {
+            let memory = Memory::Arena(extent.clone());
+            let region = self.inner.shm.register(memory, RegisterOptions::default());
+            region.map(|region| (extent, region))
+        };
+        let parts = extents.into_iter().map(|extent| extent.map(register).transpose());
+        let parts = parts.collect::<Result<_, _>>();
+        let parts = parts.map_err(|source| StoreError::Register { payload, source })?;
+        let room = self.room.take().expect("a draft is sealed once");
+        room.set(ObjectState::Sealed);
+        let object = Arc::new(HostObject::new(payload, self.token, parts, room));
+        if self.inner.lock().seal(self.serial, &object) {
+            Ok(object)
+        } else {
+            Err(StoreError::NotFound { payload })
+        }
+    }
+}
+
+impl Drop for HostDraft {
+    fn drop(&mut self) {
+        self.inner.lock().abort(self.payload, self.serial);
+    }
+}

@@ -1,0 +1,118 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use stagewire_core::{ByteCount, PayloadId, RegionRef, Token};
+use stagewire_transfer::Target;
+
+use crate::{StoreError, Usage};
+
+/// What is to be written: one part per tensor, in the order of the manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewObject {
+    /// Key of the object.
+    pub payload: PayloadId,
+    /// Bytes of each part; 0 is allowed.
+    pub parts: Vec<ByteCount>,
+    /// Attempt that writes. A closed gate asks for it.
+    pub token: Option<Token>,
+    /// How long to wait for room.
+    pub wait: Duration,
+}
+
+impl NewObject {
+    /// An object written by nobody in particular, which does not wait for room.
+    pub fn new(payload: PayloadId, parts: impl IntoIterator<Item = ByteCount>) -> Self {
+        Self {
+            payload,
+            parts: parts.into_iter().collect(),
+            token: None,
+            wait: Duration::ZERO,
+        }
+    }
+
+    /// Bytes of all parts, saturating.
+    pub fn nbytes(&self) -> ByteCount {
+        ByteCount(self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
+    }
+}
+
+/// A place that keeps payloads apart from the processes that made them.
+///
+/// An object is created, written in place, sealed, read by any number of readers, deleted. Nobody reads it before it
+/// is sealed; nobody writes it after.
+#[async_trait]
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// What kind of store it is: `host`.
+    fn name(&self) -> &'static str;
+
+    /// What holds its space now.
+    fn usage(&self) -> Usage;
+
+    /// Begins an object if there is none under its key.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] where there is one, sealed or being written: nothing is changed then.
+    /// [`StoreError::Exhausted`] where no room came free within [`NewObject::wait`], [`StoreError::TooLarge`] where
+    /// none ever could, [`StoreError::Fenced`] where the token may not write.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves nothing behind.
+    async fn create(&self, object: NewObject) -> Result<Box<dyn Draft>, StoreError>;
+
+    /// The sealed object under this key. It can be read as long as the caller keeps it, also after a delete.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], [`StoreError::NotSealed`].
+    async fn get(&self, payload: PayloadId) -> Result<Arc<dyn Object>, StoreError>;
+
+    /// Takes the object away: nobody finds it any more, and its bytes are free once the last reader is done. An
+    /// object being written is aborted.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], [`StoreError::Fenced`].
+    async fn delete(&self, payload: PayloadId, token: Option<Token>) -> Result<(), StoreError>;
+}
+
+/// An object being written. Dropping it aborts: the key is free again at once, the bytes when the last copy into them
+/// has ended.
+#[async_trait]
+pub trait Draft: fmt::Debug + Send {
+    /// Key of the object.
+    fn payload(&self) -> PayloadId;
+
+    /// Memory of part `part`, for writing in place by this process.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchPart`]; [`StoreError::Busy`] where [`Draft::target`] was called for the part.
+    fn bytes_mut(&mut self, part: usize) -> Result<&mut [u8], StoreError>;
+
+    /// Memory of part `part`, as the destination of pulls. Every byte must be pulled before [`Draft::seal`].
+    ///
+    /// # Errors
+    /// [`StoreError::NoSuchPart`], also for a part of no bytes.
+    fn target(&mut self, part: usize) -> Result<Arc<Target>, StoreError>;
+
+    /// Makes the object readable, and immutable.
+    ///
+    /// # Errors
+    /// [`StoreError::Busy`] where a [`Target`] of it is still in use, [`StoreError::Unwritten`] where one is not full,
+    /// [`StoreError::Fenced`] where the writer's token was revoked meanwhile, [`StoreError::NotFound`] where the object was deleted meanwhile. The draft is gone then.
+    async fn seal(self: Box<Self>) -> Result<Arc<dyn Object>, StoreError>;
+}
+
+/// A sealed object, kept alive by whoever holds it.
+pub trait Object: fmt::Debug + Send + Sync {
+    /// Key of the object.
+    fn payload(&self) -> PayloadId;
+
+    /// Number of parts.
+    fn parts(&self) -> usize;
+
+    /// Bytes of part `part`; `None` where there is no such part.
+    fn part(&self, part: usize) -> Option<&[u8]>;
+
+    /// Where other processes read the parts, one region per part. A part of no bytes has no region.
+    fn regions(&self) -> Vec<Option<RegionRef>>;
+}
