@@ -63,11 +63,9 @@ class up:
 
 def submit(prompt: str, out: Path) -> dict:
     """Seconds to the first frame and to the end, from what the server saw."""
-    outputs = [out / "video.mp4", out / "frames.png", out / "frames.npy"]
-    command = ["stagewire", "submit", prompt, *(f"--out={path}" for path in outputs)]
-    command += ["--timeline", str(out / "timeline.html"), "--json"]
-    show([part for part in command if part != "--json"])
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    command = ["stagewire", "submit", prompt, "--out", f"{out}/", "--timeline", str(out / "timeline.html")]
+    show(command)
+    done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
     if done.returncode:
         sys.exit(done.returncode)
     with stagewire.Client() as client:
@@ -95,7 +93,7 @@ def report(out: Path, staged: dict, colocated: dict, identical: bool) -> None:
     for name, times in (("in three processes", staged), ("in one process", colocated)):
         print(f"{name:<24}{times['first_frame_s']:>10.2f} s{times['total_s']:>10.2f} s")
     print(f"\nThe frames are {'bit-identical' if identical else 'DIFFERENT'}.")
-    files = [path for path in ("video.mp4", "frames.png", "timeline.html") if (out / path).exists()]
+    files = [path for path in ("video.mp4", "video.gif", "frames.png", "timeline.html") if (out / path).exists()]
     print(f"See {', '.join(str(relative(out / path)) for path in files)}")
 
 

@@ -23,7 +23,6 @@ Data goes to stdout, everything else to stderr. `stagewire COMMAND --help` has e
 #[command(
     name = "stagewire",
     version,
-    propagate_version = true,
     arg_required_else_help = true,
     after_help = EXAMPLES,
     after_long_help = format!("{EXAMPLES}\n\n{EXIT_HELP}"),
@@ -38,6 +37,7 @@ pub(crate) struct Cli {
 
 /// Options of every command.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
 pub(crate) struct Global {
     /// Directory where server, workers and commands find each other
     ///
@@ -62,6 +62,7 @@ pub(crate) struct Global {
 
 /// Options of the commands that talk to a server.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Options of every command that asks a server")]
 pub(crate) struct ServerArgs {
     /// Address of the server, where the run directory is not the way to it
     #[arg(long, value_name = "URL", env = "STAGEWIRE_URL", hide_env_values = true)]

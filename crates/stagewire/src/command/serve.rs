@@ -28,13 +28,13 @@ pub(crate) struct ServeArgs {
     pub(super) file: PathBuf,
 
     /// Listen here instead of where the file says; port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS:PORT", env = "STAGEWIRE_LISTEN")]
+    #[arg(long, value_name = "ADDRESS:PORT", env = "STAGEWIRE_LISTEN", hide_env_values = true)]
     listen: Option<SocketAddr>,
 
     /// Keep journal and results here
     ///
     /// Default: `data-dir` of the file, else $XDG_STATE_HOME/stagewire/PIPELINE, else ~/.local/state/stagewire/PIPELINE.
-    #[arg(long, value_name = "DIR", env = "STAGEWIRE_DATA_DIR")]
+    #[arg(long, value_name = "DIR", env = "STAGEWIRE_DATA_DIR", hide_env_values = true)]
     data_dir: Option<PathBuf>,
 
     /// Print one line of JSON to stdout when it serves
@@ -44,7 +44,8 @@ pub(crate) struct ServeArgs {
 
 pub(crate) async fn run(args: ServeArgs, global: &Global, output: &Output) -> Result<Exit, Fault> {
     let mut signals = Signals::listen()?;
-    let (config, server) = start(&args, global).await?;
+    let config = load(&args)?;
+    let server = start(&config, &args, global).await?;
     announce(&config, &server, global, output)?;
     let exit = tokio::select! {
         wish = signals.next() => Ok(ended_by(wish)),
@@ -55,18 +56,19 @@ pub(crate) async fn run(args: ServeArgs, global: &Global, output: &Output) -> Re
     exit
 }
 
-/// Reads the file and starts its server.
-pub(super) async fn start(args: &ServeArgs, global: &Global) -> Result<(Config, Server), Fault> {
-    let config = Config::load(&args.file).or_exit(Exit::Usage)?;
+pub(super) fn load(args: &ServeArgs) -> Result<Config, Fault> {
+    Config::load(&args.file).or_exit(Exit::Usage)
+}
+
+pub(super) async fn start(config: &Config, args: &ServeArgs, global: &Global) -> Result<Server, Fault> {
     let run_dir = RunDir::locate(global.run_dir.as_deref());
     let mut options = ServerOptions::new(config.clone(), run_dir);
     options.listen = args.listen;
     options.data_dir = args.data_dir.clone();
-    let server = Server::start(options).await.map_err(|error| Fault {
+    Server::start(options).await.map_err(|error| Fault {
         exit: Exit::of(error.class()),
         error: error.into(),
-    })?;
-    Ok((config, server))
+    })
 }
 
 /// Says where the server is: to people, and to machines that wait for this line.

@@ -19,7 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   stagewire up examples/wan/stagewire.toml
   stagewire up examples/wan/stagewire.toml --python ~/envs/wan/bin/python
-  stagewire up pipeline.toml --json | read -r ready      one line of JSON when every worker is ready";
+  stagewire up examples/wan/stagewire.toml --listen 127.0.0.1:8080 --json      one line of JSON when all is ready";
 
 /// Serve a pipeline: the server and all its workers, until Ctrl-C
 ///
@@ -33,7 +33,7 @@ pub(crate) struct UpArgs {
     pub(crate) serve: ServeArgs,
 
     /// The Python that runs the workers [default: the active or the project's virtual environment]
-    #[arg(long, value_name = "FILE", env = "STAGEWIRE_PYTHON")]
+    #[arg(long, value_name = "FILE", env = "STAGEWIRE_PYTHON", hide_env_values = true)]
     python: Option<PathBuf>,
 
     /// Seconds until every worker must have loaded its model
@@ -56,8 +56,9 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) async fn run(args: UpArgs, global: &Global, output: &Output) -> Result<Exit, Fault> {
     let mut signals = Signals::listen()?;
     let began = Instant::now();
-    let python = Python::find(args.python.as_deref(), &args.serve.file)?;
-    let (config, server) = serve::start(&args.serve, global).await?;
+    let config = serve::load(&args.serve)?;
+    let python = Python::find(args.python.as_deref(), &config.path)?;
+    let server = serve::start(&config, &args.serve, global).await?;
     output.topic(
         "pipeline",
         format_args!("{} of {}", config.pipeline.name, config.path.display()),

@@ -40,7 +40,7 @@ pub(crate) struct WorkerArgs {
     name: Option<String>,
 
     /// The Python to run
-    #[arg(long, value_name = "FILE", env = "STAGEWIRE_PYTHON")]
+    #[arg(long, value_name = "FILE", env = "STAGEWIRE_PYTHON", hide_env_values = true)]
     python: Option<PathBuf>,
 }
 

@@ -1,0 +1,39 @@
+use crate::world::World;
+
+const COMMANDS: [&str; 10] = [
+    "up", "serve", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "bench",
+];
+
+fn help(args: &[&str]) -> String {
+    let done = World::new().run(args);
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
+    done.stdout
+}
+
+#[test]
+fn the_first_screen_teaches() {
+    insta::assert_snapshot!("stagewire", help(&["--help"]));
+}
+
+#[test]
+fn every_command_teaches() {
+    for command in COMMANDS {
+        insta::assert_snapshot!(command, help(&[command, "--help"]));
+    }
+}
+
+#[test]
+fn every_command_is_listed_and_has_the_exit_statuses() {
+    let first = help(&["--help"]);
+    for command in COMMANDS {
+        assert!(first.contains(&format!("\n  {command} ")), "{command} is not listed");
+        assert!(help(&[command, "--help"]).contains("130  interrupted"), "{command}");
+    }
+}
+
+#[test]
+fn without_arguments_the_help_is_printed_as_an_error() {
+    let done = World::new().run::<&str>([]);
+    assert_eq!(done.code, 2);
+    assert!(done.stderr.contains("Usage: stagewire"), "{}", done.stderr);
+}
