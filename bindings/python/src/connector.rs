@@ -55,7 +55,8 @@ impl Connector {
             metadata,
             chunking,
         };
-        let (manifest, memory) = payload::describe(py, entries, &how)?;
+        let (entries, memory) = payload::lend_all(py, entries)?;
+        let manifest = payload::manifest(py, entries, &how)?;
         let spec = payload::spec(request, manifest, Owner::Consumer, seconds(py, deadline)?);
         let runtime = runtime(py)?;
         // May copy into the arena, where the memory cannot be read from outside.

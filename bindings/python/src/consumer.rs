@@ -4,13 +4,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use pyo3::prelude::*;
-use stagewire_connector::{ChunkView, ViewMemory};
-use stagewire_core::{ErrorClass, Failure, Handle, TensorSpec};
+use stagewire_connector::{ChunkView, ConsumeError, ViewMemory};
+use stagewire_core::{Classify, ErrorClass, Failure, Handle, TensorSpec};
 use stagewire_transfer::Target;
 
 use crate::error::{invalid, raise, raise_from};
 use crate::runtime::wait;
 use crate::tensor::{Memory, Tensor};
+use crate::worker::stopped;
 
 /// Reads one payload, once. One thread at a time.
 #[pyclass(module = "stagewire._native", frozen)]
@@ -38,6 +39,14 @@ impl Consumer {
     }
 }
 
+/// A reader that was told to stop raises `Cancelled`, whatever the reason's own class.
+fn raise_consume(py: Python<'_>, error: &ConsumeError) -> PyErr {
+    match error {
+        ConsumeError::Stopped { .. } => raise(py, &stopped(error.to_failure())),
+        _ => raise_from(py, error),
+    }
+}
+
 fn closed(py: Python<'_>) -> PyErr {
     raise(py, &Failure::new(ErrorClass::Conflict, "consume.closed", "this reader is closed: call consume again"))
 }
@@ -49,7 +58,7 @@ impl Consumer {
     fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<Tensor>>> {
         let mut guard = self.lock(py)?;
         let consumer = guard.as_mut().ok_or_else(|| closed(py))?;
-        let chunk = wait(py, consumer.next())?.map_err(|error| raise_from(py, &error))?;
+        let chunk = wait(py, consumer.next())?.map_err(|error| raise_consume(py, &error))?;
         chunk.map(|chunk| chunk.tensors.into_iter().map(|view| show(py, view)).collect()).transpose()
     }
 
@@ -57,7 +66,7 @@ impl Consumer {
     fn fetch(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
         let mut guard = self.lock(py)?;
         let consumer = guard.as_mut().ok_or_else(|| closed(py))?;
-        let fetched = wait(py, consumer.fetch_all())?.map_err(|error| raise_from(py, &error))?;
+        let fetched = wait(py, consumer.fetch_all())?.map_err(|error| raise_consume(py, &error))?;
         fetched.tensors.into_iter().map(|view| show(py, view)).collect()
     }
 
@@ -86,7 +95,7 @@ fn show(py: Python<'_>, view: ChunkView) -> PyResult<Tensor> {
 }
 
 /// Python's tensors as destinations of a payload, one for each of its tensors.
-pub(crate) fn destinations(py: Python<'_>, handle: &Handle, tensors: &[PyRef<'_, Tensor>]) -> PyResult<Vec<Target>> {
+pub(crate) fn destinations(py: Python<'_>, handle: &Handle, tensors: &[PyRef<'_, Tensor>]) -> PyResult<Vec<Arc<Target>>> {
     let specs: Vec<_> = handle.manifest.tensors().collect();
     if specs.len() != tensors.len() {
         let message = format!("the payload has {} tensors, {} destinations were given", specs.len(), tensors.len());
@@ -107,7 +116,7 @@ pub(crate) fn destinations(py: Python<'_>, handle: &Handle, tensors: &[PyRef<'_,
         let memory = tensor.memory();
         // SAFETY: a writable, contiguous tensor of that many bytes, kept in place by its owner. That nobody touches them
         // while they are pulled is what `consume` asks of its caller.
-        Ok(unsafe { Target::new(memory.pointer(), len, memory.owner()) })
+        Ok(Arc::new(unsafe { Target::new(memory.pointer(), len, memory.owner()) }))
     });
     checked.collect()
 }

@@ -15,6 +15,7 @@ mod payload;
 mod reaper;
 mod runtime;
 mod tensor;
+mod worker;
 
 use pyo3::prelude::*;
 
@@ -32,12 +33,24 @@ mod _native {
     use super::handle::Handle;
     #[pymodule_export]
     use super::tensor::Tensor;
+    #[pymodule_export]
+    use super::worker::{Task, Worker};
 
     /// A number of bytes from text such as `256MiB`.
     #[pyfunction]
     fn parse_bytes(py: Python<'_>, text: &str) -> PyResult<u64> {
         let parsed = text.parse::<ByteCount>();
         parsed.map(|bytes| bytes.0).map_err(|error| super::error::invalid(py, "bytes", error.to_string()))
+    }
+
+    /// Writes what the crates log to stderr: warnings, or what `RUST_LOG` asks for, such as `stagewire=debug`.
+    /// Does nothing the second time.
+    #[pyfunction]
+    fn log_to_stderr() {
+        let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
+        let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+        // Somebody has set up another: then it is theirs.
+        let _ = logger.try_init();
     }
 
     #[pymodule_init]

@@ -28,8 +28,8 @@ pub(crate) struct Description<'a> {
     pub(crate) chunking: Option<(u32, u32)>,
 }
 
-/// The manifest of a bundle and the memory of its tensors.
-pub(crate) fn describe(py: Python<'_>, entries: Entries<'_>, how: &Description<'_>) -> PyResult<(Manifest, Vec<Memory>)> {
+/// The entries of a bundle and the memory of its tensors.
+pub(crate) fn lend_all(py: Python<'_>, entries: Entries<'_>) -> PyResult<(Vec<Entry>, Vec<Memory>)> {
     let mut memory = Vec::new();
     let mut described = Vec::with_capacity(entries.len());
     for (name, value) in entries {
@@ -48,14 +48,19 @@ pub(crate) fn describe(py: Python<'_>, entries: Entries<'_>, how: &Description<'
         };
         described.push(Entry { name, value });
     }
-    let manifest = (|| -> Result<_, SchemaError> {
-        let manifest = Manifest::new(how.kind.parse()?, described)?.with_metadata_text(how.metadata)?;
+    Ok((described, memory))
+}
+
+/// The manifest of a bundle.
+pub(crate) fn manifest(py: Python<'_>, entries: Vec<Entry>, how: &Description<'_>) -> PyResult<Manifest> {
+    let made = (|| -> Result<_, SchemaError> {
+        let manifest = Manifest::new(how.kind.parse()?, entries)?.with_metadata_text(how.metadata)?;
         match how.chunking {
             None => Ok(manifest),
             Some((dim, count)) => manifest.with_chunking(Chunking::new(dim, count)?),
         }
     })();
-    Ok((manifest.map_err(|error| raise_from(py, &error))?, memory))
+    made.map_err(|error| raise_from(py, &error))
 }
 
 /// The usual specification, with another deadline where one is given.

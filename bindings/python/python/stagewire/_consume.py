@@ -48,7 +48,9 @@ class Destinations:
                 items = list(value) if isinstance(value, list | tuple) else None
                 if items is None or len(items) != len(spec):
                     found = type(value).__name__ if items is None else f"list of {len(items)}"
-                    raise Invalid(f"dst {name!r} is a {found}, the payload has a list of {len(spec)}", reason="consume.dst")
+                    raise Invalid(
+                        f"dst {name!r} is a {found}, the payload has a list of {len(spec)}", reason="consume.dst"
+                    )
                 for index, (item, one) in enumerate(zip(items, spec, strict=True)):
                     self.tensors.append(_checked(f"{name}[{index}]", item, one))
                 self.bundle[name] = items
@@ -152,6 +154,10 @@ def _specs(value: Spec | list[Spec] | None) -> list[Spec]:
 
 def _map(bundle: dict[str, Any], function: Callable[[Any], Any]) -> dict[str, Any]:
     return {
-        name: None if value is None else [function(item) for item in value] if isinstance(value, list) else function(value)
+        name: None
+        if value is None
+        else [function(item) for item in value]
+        if isinstance(value, list)
+        else function(value)
         for name, value in bundle.items()
     }

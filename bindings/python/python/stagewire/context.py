@@ -157,6 +157,4 @@ class _Inputs(dict[str, Input]):
 
     def __missing__(self, name: str) -> Input:
         have = ", ".join(sorted(self)) or "none"
-        raise NotFound(
-            f"stage {self._stage!r} has no input from {name!r}; its inputs: {have}", reason="stage.input"
-        )
+        raise NotFound(f"stage {self._stage!r} has no input from {name!r}; its inputs: {have}", reason="stage.input")

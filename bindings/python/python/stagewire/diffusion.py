@@ -195,7 +195,9 @@ class StageHandle:
         values = [value for _, value in self._native.entries]
         if len(values) == 1 and isinstance(values[0], tuple):
             return values[0]
-        raise Invalid(f"payload {self.payload_id} is a bundle of {len(values)} names: see spec", reason="payload.bundle")
+        raise Invalid(
+            f"payload {self.payload_id} is a bundle of {len(values)} names: see spec", reason="payload.bundle"
+        )
 
     def wait_released(self, timeout: float | None = None) -> bool:
         """At the producer: waits until the payload was consumed, released or has expired.
@@ -340,7 +342,9 @@ class DiffusionConnector:
             Unsupported: The mode is ``store``.
         """
         if self.transfer_mode != "p2p":
-            raise Unsupported("open() is for transfer_mode='p2p': a store takes complete payloads", reason="connector.mode")
+            raise Unsupported(
+                "open() is for transfer_mode='p2p': a store takes complete payloads", reason="connector.mode"
+            )
         return StreamingPublish(self._publish(payload, strict=True, expires=expires, open_=True))
 
     def _publish(self, payload: StagePayload, *, strict: bool, expires: float | None, open_: bool) -> Publication:

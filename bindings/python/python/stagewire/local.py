@@ -73,7 +73,7 @@ def run_stage(
     return stage.run(ctx, loaded)
 
 
-def as_payload(stage: str, output: object) -> Payload:
+def as_payload(stage: str, output: Any) -> Payload:
     """What a stage that is not the last returned, as a payload.
 
     Raises:
@@ -122,7 +122,9 @@ class _LocalInput:
         tensors = [tensor for _, value in self._bundle.entries for tensor in _tensors(value)]
         export = exporter(framework, (tensor.dtype for tensor in tensors))
         return {
-            name: None if value is None else [_give(export(t), writable) for t in value]
+            name: None
+            if value is None
+            else [_give(export(t), writable) for t in value]
             if isinstance(value, list)
             else _give(export(value), writable)
             for name, value in self._bundle.entries

@@ -64,7 +64,9 @@ def load(path: str | os.PathLike[str]) -> Pipeline:
     """
     file = Path(path).resolve()
     if not file.is_file():
-        raise NotFound(f"there is no pipeline file {file}", reason="pipeline.not_found", details={"pipeline": str(file)})
+        raise NotFound(
+            f"there is no pipeline file {file}", reason="pipeline.not_found", details={"pipeline": str(file)}
+        )
     module = _import(file)
     stages: dict[str, Stage[Any]] = {}
     for found in _collect(vars(module).values()):
@@ -105,11 +107,19 @@ def _import(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise _import_error(file, error) from error
+        raise code_error(file, error, "while it was imported") from error
     return module
 
 
-def _import_error(file: Path, error: Exception) -> StagewireError:
+def code_error(path: Path, error: Exception, when: str) -> StagewireError:
+    """The exception for one that the pipeline's own code raised; names file and line.
+
+    Args:
+        path: The pipeline's file.
+        error: What was raised.
+        when: Completes "raised …": "while it was imported".
+    """
+    file = path.resolve()
     where = f"{file}:{_line(file, error)}"
     details = {"pipeline": str(file), "at": where, "exception": type(error).__name__}
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -121,7 +131,7 @@ def _import_error(file: Path, error: Exception) -> StagewireError:
             details=details,
         )
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return Internal(f"{where} raised while it was imported: {text}", reason="pipeline.import", details=details)
+    return Internal(f"{where} raised {when}: {text}", reason="pipeline.code", details=details)
 
 
 def _line(file: Path, error: Exception) -> int:

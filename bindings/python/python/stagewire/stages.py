@@ -22,7 +22,7 @@ import mimetypes
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from .errors import Invalid
 
@@ -188,7 +188,6 @@ def stage(
                 f"but it is defined as {shown}{inspect.signature(function)}",
                 reason="stage.signature",
             ) from None
-        made = Stage(name=name, function=function, setup=setup, setup_per_slot=setup_per_slot)
-        return cast("Stage[Any]", made)
+        return Stage(name=name, function=function, setup=setup, setup_per_slot=setup_per_slot)
 
     return decorate

@@ -60,13 +60,17 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--pipeline", type=Path, required=True, metavar="FILE", help="the TOML file or Python module")
     parser.add_argument("--stage", required=True, metavar="NAME", help="the stage to run")
-    parser.add_argument("--slots", type=_positive, metavar="N", help="attempts at once [default: as in the TOML, else 1]")
+    parser.add_argument(
+        "--slots", type=_positive, metavar="N", help="attempts at once [default: as in the TOML, else 1]"
+    )
     parser.add_argument("--name", metavar="NAME", help="shown to people [default: STAGE-PID]")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the server is found [STAGEWIRE_RUN_DIR]")
     parser.add_argument(
         "--threads", type=_positive, metavar="N", help="threads of OpenMP and torch [STAGEWIRE_TORCH_THREADS]"
     )
-    parser.add_argument("--arena-bytes", type=_size, metavar="SIZE", help="most shared memory, as 512MiB [default: 1GiB]")
+    parser.add_argument(
+        "--arena-bytes", type=_size, metavar="SIZE", help="most shared memory, as 512MiB [default: 1GiB]"
+    )
     parser.add_argument(
         "--attach-within",
         type=float,
@@ -104,7 +108,9 @@ def _from_toml(path: Path, stage: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Invalid(f"{path}: {error}", reason="pipeline.toml") from None
     module = deployment.get("pipeline", {}).get("module")
     if not isinstance(module, str):
-        raise Invalid(f'{path} names no Python module: write module = "pipeline.py" under [pipeline]', reason="pipeline.toml")
+        raise Invalid(
+            f'{path} names no Python module: write module = "pipeline.py" under [pipeline]', reason="pipeline.toml"
+        )
     stages = {entry.get("name"): entry for entry in deployment.get("stage", [])}
     if stage not in stages:
         have = ", ".join(str(name) for name in stages)

@@ -1,0 +1,145 @@
+"""A slot of a worker: takes one attempt after the other and runs the stage function on it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from .._bundle import Imported
+from .._consume import Reader
+from ..context import Context
+from ..diffusion import to_json
+from ..errors import Cancelled, Invalid, StagewireError
+from ..local import as_payload
+from ..stages import Payload, Result
+from . import failure, threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .._bundle import Framework
+    from .._native import Handle, Task, Worker
+    from ..stages import Stage
+
+LOG = logging.getLogger("stagewire.worker")
+
+
+class Slot:
+    """Runs attempts on a thread of its own.
+
+    Attributes:
+        error: Why the slot ended, where it was not told to.
+    """
+
+    def __init__(self, worker: Worker, stage: Stage[Any], model: Any, compute_threads: int | None) -> None:
+        self.error: StagewireError | None = None
+        self._worker = worker
+        self._stage = stage
+        self._model = model
+        self._threads = compute_threads
+
+    def run(self) -> None:
+        """Takes attempts until the worker is drained or the server stays away."""
+        try:
+            while (task := self._worker.next_task()) is not None:
+                self._attempt(task)
+        except StagewireError as error:
+            self.error = error
+
+    def _attempt(self, task: Task) -> None:
+        threads.limit_this_thread(self._threads)
+        try:
+            output = self._stage.run(self._context(task), self._model)
+            payload = self._payload(task, output)
+            imported = Imported(payload.tensors)
+            task.complete(payload.kind, imported.entries, to_json(payload.metadata))
+        except BaseException as error:
+            # A stage may raise anything; the worker lives on.
+            if task.cancelled or isinstance(error, Cancelled):
+                LOG.info("job %s, attempt %d: stopped: %s", task.job_id, task.attempt, error)
+            elif not isinstance(error, StagewireError):
+                LOG.error("job %s, attempt %d:\n%s", task.job_id, task.attempt, traceback.format_exc().rstrip())
+            told = failure.of(self._stage.name, error)
+            task.fail(told.error_class, told.reason, told.message, told.details)
+
+    def _context(self, task: Task) -> Context:
+        return Context(
+            task=_Reporter(task),
+            stage=self._stage.name,
+            job_id=task.job_id,
+            attempt=task.attempt,
+            params=json.loads(task.params),
+            inputs={stage: TaskInput(task, stage, handle) for stage, handle in task.inputs},
+        )
+
+    def _payload(self, task: Task, output: object) -> Payload:
+        if not task.last:
+            return as_payload(self._stage.name, output)
+        if isinstance(output, Result):
+            return output.to_payload()
+        raise Invalid(
+            f"the last stage {self._stage.name!r} returned a {type(output).__name__}: return "
+            "stagewire.Result({'name.ext': stagewire.Artefact(data)})",
+            reason="stage.output",
+            details={"stage": self._stage.name, "type": type(output).__name__},
+        )
+
+
+class _Reporter:
+    """Progress and cancellation of a context, by its attempt."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def report(self, done: int, total: int, unit: str) -> None:
+        if done < 0 or total < 0:
+            raise Invalid(f"progress is {done} of {total}: both count from 0", reason="stage.progress")
+        self._task.progress(done, total, unit)
+
+    @property
+    def cancelled(self) -> bool:
+        return self._task.cancelled
+
+
+class TaskInput:
+    """One input of an attempt: a payload that another worker, or the store, holds. See `stagewire.context.Input`."""
+
+    def __init__(self, task: Task, stage: str, handle: Handle) -> None:
+        self._task = task
+        self._handle = handle
+        self.stage = stage
+
+    @property
+    def kind(self) -> str:
+        """See `stagewire.context.Input.kind`."""
+        return self._handle.kind
+
+    @property
+    def metadata(self) -> Any:
+        """See `stagewire.context.Input.metadata`."""
+        return json.loads(self._handle.metadata)
+
+    @property
+    def num_chunks(self) -> int:
+        """See `stagewire.context.Input.num_chunks`."""
+        return self._handle.num_chunks
+
+    @property
+    def nbytes(self) -> int:
+        """See `stagewire.context.Input.nbytes`."""
+        return self._handle.nbytes
+
+    def fetch(self, *, framework: Framework | None = None, writable: bool = False) -> dict[str, Any]:
+        """See `stagewire.context.Input.fetch`."""
+        whole: dict[str, Any] = self._reader(framework, writable).whole()
+        return whole
+
+    def chunks(self, *, framework: Framework | None = None, writable: bool = False) -> Iterator[dict[str, Any]]:
+        """See `stagewire.context.Input.chunks`."""
+        return self._reader(framework, writable).chunks()
+
+    def _reader(self, framework: Framework | None, writable: bool) -> Reader:
+        consumer = self._task.consume(self.stage, private=writable)
+        return Reader(self._handle, consumer, None, framework)

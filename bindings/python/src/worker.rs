@@ -1,0 +1,195 @@
+//! `Worker` and `Task`: attempts of one stage, for a Python function to run.
+//!
+//! Grants are renewed by the worker's own tasks on the runtime; nothing here needs Python's help for that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use stagewire_connector::worker::{self, Output, WorkerOptions};
+use stagewire_connector::ConsumeOptions;
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Progress, StageName};
+
+use crate::connector::{seconds, stats};
+use crate::consumer::Consumer;
+use crate::error::{invalid, raise, raise_from};
+use crate::handle::Handle;
+use crate::payload::{self, Entries};
+use crate::runtime::wait;
+
+/// Reasons with which a worker ends as it was told to.
+const IN_ORDER: [&str; 2] = ["worker.drained", "worker.closed"];
+
+/// A process that runs attempts of one stage.
+#[pyclass(module = "stagewire._native", frozen)]
+pub(crate) struct Worker {
+    inner: Arc<worker::Worker>,
+}
+
+#[pymethods]
+impl Worker {
+    #[staticmethod]
+    #[pyo3(signature = (*, run_dir, pipeline, stage, name, slots, arena_bytes, attach_within))]
+    #[expect(clippy::too_many_arguments, reason = "named by the caller, one for each option")]
+    fn attach(
+        py: Python<'_>,
+        run_dir: std::path::PathBuf,
+        pipeline: String,
+        stage: &str,
+        name: String,
+        slots: u32,
+        arena_bytes: u64,
+        attach_within: f64,
+    ) -> PyResult<Self> {
+        let stage = StageName::new(stage).map_err(|error| invalid(py, "stage.name", error.to_string()))?;
+        let options = WorkerOptions {
+            pipeline,
+            name,
+            slots,
+            arena_limit: ByteCount(arena_bytes),
+            attach_within: seconds(py, Some(attach_within))?.unwrap_or_default(),
+            ..WorkerOptions::new(run_dir, stage)
+        };
+        let inner = wait(py, worker::Worker::attach(options))?.map_err(|error| raise_from(py, &error))?;
+        Ok(Self { inner })
+    }
+
+    /// Waits for the next granted attempt; `None` once the worker was drained.
+    fn next_task(&self, py: Python<'_>) -> PyResult<Option<Task>> {
+        if let Some(task) = wait(py, self.inner.next_task())? {
+            return Ok(Some(Task { inner: task }));
+        }
+        match self.inner.over() {
+            Some(failure) if !IN_ORDER.contains(&failure.reason.as_str()) => Err(raise(py, &failure)),
+            _ => Ok(None),
+        }
+    }
+
+    fn drain(&self) {
+        self.inner.drain();
+    }
+
+    #[getter]
+    fn busy(&self) -> usize {
+        self.inner.busy()
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        stats(py, self.inner.connector())
+    }
+
+    /// Waits until nobody needs a payload of this worker any more, at most `within` seconds, and closes.
+    fn leave(&self, py: Python<'_>, within: f64) -> PyResult<()> {
+        let within = seconds(py, Some(within))?.unwrap_or(Duration::ZERO);
+        wait(py, self.inner.leave(within))
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        wait(py, self.inner.close())
+    }
+}
+
+/// A granted attempt. Dropping it before it has ended fails it.
+#[pyclass(module = "stagewire._native", frozen)]
+pub(crate) struct Task {
+    inner: worker::Task,
+}
+
+#[pymethods]
+impl Task {
+    #[getter]
+    fn job_id(&self) -> String {
+        self.inner.job().to_string()
+    }
+
+    #[getter]
+    fn attempt(&self) -> u32 {
+        self.inner.token().attempt.0
+    }
+
+    #[getter]
+    fn stage(&self) -> &str {
+        self.inner.stage().as_str()
+    }
+
+    #[getter]
+    fn params(&self) -> &str {
+        self.inner.params()
+    }
+
+    /// Whether this is the last stage: its output is the job's result.
+    #[getter]
+    fn last(&self) -> bool {
+        !self.inner.plan().publish
+    }
+
+    #[getter]
+    fn inputs(&self) -> Vec<(String, Handle)> {
+        let inputs = self.inner.inputs().iter();
+        inputs.map(|input| (input.stage.to_string(), Handle::new(input.handle.clone()))).collect()
+    }
+
+    #[pyo3(signature = (stage, *, private=false))]
+    fn consume(&self, py: Python<'_>, stage: &str, private: bool) -> PyResult<Consumer> {
+        let stage = StageName::new(stage).map_err(|error| invalid(py, "stage.name", error.to_string()))?;
+        let options = ConsumeOptions {
+            private,
+            ..ConsumeOptions::default()
+        };
+        let consumer = self.inner.consume(Some(&stage), options).map_err(|error| raise_from(py, &error))?;
+        Ok(Consumer::new(consumer))
+    }
+
+    fn progress(&self, py: Python<'_>, done: u64, total: u64, unit: String) -> PyResult<()> {
+        let reported = self.inner.progress(Progress { done, total, unit });
+        reported.map_err(|error| raise(py, &stopped(error.to_failure())))
+    }
+
+    #[getter]
+    fn cancelled(&self) -> bool {
+        self.inner.stop().is_stopped()
+    }
+
+    /// Publishes the output and ends the attempt well; returns once the server has accepted it.
+    fn complete(&self, py: Python<'_>, kind: &str, entries: Entries<'_>, metadata: &str) -> PyResult<()> {
+        let (entries, tensors) = payload::lend_all(py, entries)?;
+        let output = Output {
+            kind: kind.parse().map_err(|error: stagewire_core::SchemaError| raise_from(py, &error))?,
+            entries,
+            metadata: serde_json::from_str(metadata)
+                .map_err(|error| invalid(py, "payload.metadata", error.to_string()))?,
+            tensors,
+        };
+        let ended = wait(py, self.inner.complete(output))?;
+        ended.map_err(|error| {
+            let failure = error.to_failure();
+            let must_stop = self.inner.stop().is_stopped() || failure.class == ErrorClass::Fenced;
+            raise(py, &if must_stop { stopped(failure) } else { failure })
+        })
+    }
+
+    /// Ends the attempt with a failure, or, where it was told to stop, says that it has. Does nothing to one that has
+    /// ended.
+    fn fail(
+        &self,
+        error_class: &str,
+        reason: &str,
+        message: String,
+        details: std::collections::BTreeMap<String, String>,
+    ) {
+        let class = ErrorClass::from_name(error_class).unwrap_or(ErrorClass::Internal);
+        self.inner.fail(Failure {
+            details,
+            ..Failure::new(class, reason, message)
+        });
+    }
+}
+
+/// The failure of an attempt that must stop, as the one class that stage functions know for that.
+pub(crate) fn stopped(failure: Failure) -> Failure {
+    Failure {
+        class: ErrorClass::Cancelled,
+        ..failure
+    }
+}

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A run directory of its own; short, because paths of Unix sockets are."""
+    with tempfile.TemporaryDirectory(prefix="sw-") as folder:
+        yield Path(folder) / "run"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the developer has set must not reach the tests."""
+    for name in os.environ:
+        if name.startswith("STAGEWIRE_"):
+            monkeypatch.delenv(name)
