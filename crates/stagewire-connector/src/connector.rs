@@ -1,12 +1,11 @@
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use stagewire_api::RunDir;
 use stagewire_core::{ByteCount, Capability, Handle, Incarnation, PayloadId, Peer, StageName, Token, TransferMode};
-use stagewire_transfer::{Host, HostOptions, HostStats, Memory, Transport};
+use stagewire_transfer::{Host, HostOptions, HostStats, Memory, Transport, listen_unix};
 use tokio::net::UnixListener;
 use tokio::task::AbortHandle;
 use uuid::Uuid;
@@ -15,12 +14,10 @@ use crate::link::Links;
 use crate::live::{Gone, Live, Table};
 use crate::pages::{Offer, Pages};
 use crate::serve::{self, Holder};
+use crate::wire::{End, Me};
 use crate::{
     ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec, PutError, StartError,
 };
-
-/// Longest path of a Unix socket, without its end mark.
-const MAX_SOCKET_PATH: usize = 107;
 
 /// How memory outside the arena is offered to consumers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -135,30 +132,20 @@ impl Connector {
     /// # Errors
     /// [`StartError`]; nothing is left behind then.
     pub async fn start(options: ConnectorOptions) -> Result<Arc<Self>, StartError> {
-        let run_dir = RunDir::locate(Some(&options.run_dir));
-        run_dir.create()?;
-        let peers = run_dir.join("peers");
+        let peers = options.run_dir.join("peers");
         let incarnation = Incarnation(Uuid::new_v4());
-        let socket = peers.join(format!("{}.ctl", &incarnation.0.simple().to_string()[..16]));
-        let len = socket.as_os_str().len();
-        if len > MAX_SOCKET_PATH {
-            return Err(StartError::PathTooLong {
-                path: socket,
-                len,
-                max: MAX_SOCKET_PATH,
-            });
-        }
         let host = Host::start(HostOptions {
-            dir: peers,
+            dir: peers.clone(),
             incarnation,
             arena_limit: options.arena_limit,
         })
-        .await?;
-        let listener = match UnixListener::bind(&socket) {
-            Ok(listener) => listener,
-            Err(source) => {
+        .await
+        .map_err(StartError::Host)?;
+        let (listener, socket) = match listen(&peers, incarnation) {
+            Ok(listening) => listening,
+            Err(error) => {
                 host.shutdown().await;
-                return Err(StartError::Socket { path: socket, source });
+                return Err(error);
             }
         };
         let shm = host.shm();
@@ -176,9 +163,13 @@ impl Connector {
                 .collect(),
         };
         let uid = rustix::process::geteuid().as_raw();
-        let holder = Arc::new(Holder {
+        let me = Me {
             incarnation,
+            process: peer.process,
             uid,
+        };
+        let holder = Arc::new(Holder {
+            me,
             table: Arc::new(Table::default()),
             puts: OnceLock::new(),
         });
@@ -191,7 +182,7 @@ impl Connector {
             cma,
             borrow: options.borrow,
             holder,
-            links: Links::new(incarnation, uid),
+            links: Links::new(me),
             store: Mutex::new(options.store),
             runtime: tokio::runtime::Handle::current(),
             accept,
@@ -328,6 +319,17 @@ impl Connector {
     }
 }
 
+/// Opens the payload socket; gives its full path, which others get to see.
+fn listen(peers: &Path, incarnation: Incarnation) -> Result<(UnixListener, PathBuf), StartError> {
+    let peers = std::fs::canonicalize(peers).map_err(|source| StartError::RunDir {
+        path: peers.to_owned(),
+        source,
+    })?;
+    let socket = peers.join(format!("{}.ctl", &incarnation.0.simple().to_string()[..16]));
+    let listener = listen_unix(&socket).map_err(StartError::Socket)?;
+    Ok((listener, socket))
+}
+
 impl Drop for Connector {
     fn drop(&mut self) {
         if self.shared.end() {
@@ -341,7 +343,6 @@ impl Shared {
     pub(crate) fn table(&self) -> &Arc<Table> {
         &self.holder.table
     }
-
 
     pub(crate) const fn links(&self) -> &Links {
         &self.links
@@ -382,7 +383,7 @@ impl Shared {
             drop(live);
             self.runtime.spawn(async move {
                 // Ends early where the payload does: its state goes with it.
-                let ended = states.wait_for(|state| matches!(state.end, Some(crate::wire::End::Released)));
+                let ended = states.wait_for(|state| matches!(state.end, Some(End::Released)));
                 if tokio::time::timeout(deadline, ended).await.is_err() && table.release(payload, Gone::Expired) {
                     tracing::warn!(%payload, ?deadline, "nobody consumed a payload in time");
                 }

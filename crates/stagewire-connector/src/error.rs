@@ -13,32 +13,26 @@ use crate::LinkError;
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
 pub enum StartError {
-    #[error("the run directory cannot be used")]
-    RunDir(#[from] stagewire_api::RunDirError),
-    #[error("the path of the payload socket {} has {len} bytes, a Unix socket allows {max}: choose a shorter run directory", path.display())]
-    PathTooLong { path: PathBuf, len: usize, max: usize },
-    #[error("cannot listen on the payload socket {}", path.display())]
-    Socket { path: PathBuf, source: io::Error },
-    #[error("the host's transports did not start")]
-    Host(#[from] stagewire_transfer::StartError),
+    #[error("the transports of this process did not start")]
+    Host(#[source] stagewire_transfer::StartError),
+    #[error("the payload socket of this process cannot be opened")]
+    Socket(#[source] stagewire_transfer::StartError),
+    #[error("cannot find the run directory {}", path.display())]
+    RunDir { path: PathBuf, source: io::Error },
 }
 
 impl Classify for StartError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::RunDir(error) => error.class(),
-            Self::PathTooLong { .. } => ErrorClass::Invalid,
-            Self::Socket { .. } => ErrorClass::Unavailable,
-            Self::Host(error) => error.class(),
+            Self::Host(error) | Self::Socket(error) => error.class(),
+            Self::RunDir { .. } => ErrorClass::Unavailable,
         }
     }
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::RunDir(error) => error.reason(),
-            Self::PathTooLong { .. } => "socket.path_too_long",
-            Self::Socket { .. } => "socket.io",
-            Self::Host(error) => error.reason(),
+            Self::Host(error) | Self::Socket(error) => error.reason(),
+            Self::RunDir { .. } => "socket.io",
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
 use stagewire_core::{Capability, Classify, ErrorClass, Incarnation, PayloadId, Peer};
+use stagewire_transfer::ProcessWatch;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
@@ -16,7 +17,7 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::task::AbortHandle;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
-use crate::wire::{self, Greeting, Hello, Reply, Request};
+use crate::wire::{self, Greeting, Hello, Me, Reply, Request};
 
 /// How long a holder may take to answer a hello.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -85,8 +86,7 @@ impl LinkError {
 /// Connections to holders, by incarnation.
 #[derive(Debug)]
 pub(crate) struct Links {
-    me: Incarnation,
-    uid: u32,
+    me: Me,
     slots: Mutex<BTreeMap<Incarnation, Arc<Slot>>>,
 }
 
@@ -94,10 +94,9 @@ pub(crate) struct Links {
 type Slot = tokio::sync::Mutex<Option<Arc<Link>>>;
 
 impl Links {
-    pub(crate) fn new(me: Incarnation, uid: u32) -> Self {
+    pub(crate) fn new(me: Me) -> Self {
         Self {
             me,
-            uid,
             slots: Mutex::default(),
         }
     }
@@ -110,7 +109,7 @@ impl Links {
             return Ok(Arc::clone(link));
         }
         *link = None;
-        let connecting = tokio::time::timeout(CONNECT_WITHIN, Link::connect(self.me, self.uid, peer));
+        let connecting = tokio::time::timeout(CONNECT_WITHIN, Link::connect(self.me, peer));
         let result = connecting.await.unwrap_or_else(|_| {
             Err(LinkError::Silent {
                 pid: peer.process.pid,
@@ -184,7 +183,7 @@ impl Drop for EndRoutes {
 }
 
 impl Link {
-    async fn connect(me: Incarnation, uid: u32, peer: &Peer) -> Result<Arc<Self>, LinkError> {
+    async fn connect(me: Me, peer: &Peer) -> Result<Arc<Self>, LinkError> {
         let socket = PathBuf::from(&peer.socket);
         let gone = |source| LinkError::Gone {
             pid: peer.process.pid,
@@ -195,6 +194,11 @@ impl Link {
             socket: socket.clone(),
             error,
         };
+        // The end of the socket is not enough: a child that the holder left behind may keep it open.
+        let watch = match ProcessWatch::open(peer.process) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(error)),
+            watch => watch.ok(),
+        };
         let stream = loop {
             match UnixStream::connect(&socket).await {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(BACKLOG_PAUSE).await,
@@ -202,11 +206,11 @@ impl Link {
             }
         };
         let found = stream.peer_cred().map_err(gone)?.uid();
-        if found != uid {
+        if found != me.uid {
             return Err(LinkError::User {
                 socket,
                 found,
-                expected: uid,
+                expected: me.uid,
             });
         }
         let (read, write) = stream.into_split();
@@ -235,7 +239,7 @@ impl Link {
         }
         let routes = Arc::new(Routes(Mutex::new(Some(BTreeMap::new()))));
         let (requests, queue) = mpsc::unbounded_channel();
-        let task = tokio::spawn(run(reader, writer, queue, EndRoutes(Arc::clone(&routes)))).abort_handle();
+        let task = tokio::spawn(run(reader, writer, queue, watch, EndRoutes(Arc::clone(&routes)))).abort_handle();
         Ok(Arc::new(Self {
             requests,
             routes,
@@ -332,8 +336,21 @@ type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 
 /// Moves frames until the holder or every user of the link is gone. Both ways at once: a side that waited for the other
 /// to read before reading itself could wait for ever.
-async fn run(reader: Reader, writer: Writer, queue: mpsc::UnboundedReceiver<Request>, routes: EndRoutes) {
+async fn run(
+    reader: Reader,
+    writer: Writer,
+    queue: mpsc::UnboundedReceiver<Request>,
+    watch: Option<ProcessWatch>,
+    routes: EndRoutes,
+) {
+    let died = async {
+        match &watch {
+            Some(watch) => watch.died().await,
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
+        () = died => {}
         () = receive(reader, &routes.0) => {}
         () = send(writer, queue) => {}
     }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::{SinkExt, StreamExt};
-use stagewire_core::{Failure, Handle, Incarnation, Token};
+use stagewire_core::{Classify, Failure, Handle, Token};
+use stagewire_transfer::ProcessWatch;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
@@ -15,7 +16,7 @@ use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 use crate::Owner;
 use crate::live::{Claim, Table};
-use crate::wire::{self, End, Greeting, Hello, Refusal, Reply, Request, State};
+use crate::wire::{self, End, Greeting, Hello, Me, Refusal, Reply, Request, State};
 
 /// How long who connects may take to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
@@ -39,8 +40,7 @@ pub(crate) struct PutRequest {
 /// What the socket serves.
 #[derive(Debug)]
 pub(crate) struct Holder {
-    pub(crate) incarnation: Incarnation,
-    pub(crate) uid: u32,
+    pub(crate) me: Me,
     pub(crate) table: Arc<Table>,
     pub(crate) puts: OnceLock<Arc<dyn PutHandler>>,
 }
@@ -68,7 +68,7 @@ type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 
 async fn connection(stream: UnixStream, holder: Arc<Holder>) {
     match stream.peer_cred() {
-        Ok(cred) if cred.uid() == holder.uid => {}
+        Ok(cred) if cred.uid() == holder.me.uid => {}
         cred => {
             tracing::warn!(?cred, "refused a connection of another user to the payload socket");
             return;
@@ -78,10 +78,21 @@ async fn connection(stream: UnixStream, holder: Arc<Holder>) {
     let mut reader = FramedRead::new(read, wire::codec());
     let mut writer = FramedWrite::new(write, wire::codec());
     match tokio::time::timeout(HELLO_WITHIN, greet(&mut reader, &mut writer, &holder)).await {
-        Ok(Some(from)) => {
+        Ok(Some(hello)) => {
             let mut session = Session::new(holder, writer);
-            if let Err(error) = session.run(&mut reader).await {
-                tracing::debug!(%from, %error, "a connection to the payload socket ended");
+            // A child that the consumer left behind may keep its end of the socket open.
+            let watch = ProcessWatch::open(hello.process).ok();
+            let died = async {
+                match &watch {
+                    Some(watch) => watch.died().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                result = session.run(&mut reader) => if let Err(error) = result {
+                    tracing::debug!(from = %hello.from, %error, "a connection to the payload socket ended");
+                },
+                () = died => {}
             }
         }
         Ok(None) => {}
@@ -90,11 +101,11 @@ async fn connection(stream: UnixStream, holder: Arc<Holder>) {
 }
 
 /// Exchanges greetings; `None` where this connection is not for us.
-async fn greet(reader: &mut Reader, writer: &mut Writer, holder: &Holder) -> Option<Incarnation> {
+async fn greet(reader: &mut Reader, writer: &mut Writer, holder: &Holder) -> Option<Hello> {
     let frame = reader.next().await?.ok()?;
-    let (from, greeting) = match Hello::decode(&frame) {
-        Ok(Ok(hello)) if hello.to == holder.incarnation => (Some(hello.from), Greeting::Welcome),
-        Ok(Ok(_)) => (None, Greeting::Incarnation(holder.incarnation)),
+    let (hello, greeting) = match Hello::decode(&frame) {
+        Ok(Ok(hello)) if hello.to == holder.me.incarnation => (Some(hello), Greeting::Welcome),
+        Ok(Ok(_)) => (None, Greeting::Incarnation(holder.me.incarnation)),
         Ok(Err(_)) => (None, Greeting::Version(wire::VERSION)),
         Err(error) => {
             tracing::warn!(%error, "refused a connection to the payload socket");
@@ -102,7 +113,7 @@ async fn greet(reader: &mut Reader, writer: &mut Writer, holder: &Holder) -> Opt
         }
     };
     writer.send(wire::encode(&greeting)).await.ok()?;
-    from
+    hello
 }
 
 /// One connection of one consumer process.
@@ -198,7 +209,7 @@ async fn put(id: u32, holder: &Holder, handle: &[u8], token: Option<Token>, owne
             };
             handler.put(request).await
         }
-        Err(error) => Err(stagewire_core::Classify::to_failure(&error)),
+        Err(error) => Err(error.to_failure()),
     };
     match stored {
         Ok(handle) => Reply::Stored {

@@ -15,7 +15,7 @@
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, Token};
+use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, ProcessRef, Token};
 use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::Owner;
@@ -26,12 +26,21 @@ const MAGIC: [u8; 4] = *b"SWC\n";
 /// A handle holds a manifest, whose metadata may be large; the rest of a frame is small.
 const MAX_FRAME: usize = MAX_METADATA + (16 << 20);
 
+/// Who this process is, on the payload socket.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Me {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) process: ProcessRef,
+    pub(crate) uid: u32,
+}
+
 /// The first frame of who connects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     magic: [u8; 4],
     version: u16,
     pub(crate) from: Incarnation,
+    pub(crate) process: ProcessRef,
     pub(crate) to: Incarnation,
 }
 
@@ -118,11 +127,12 @@ pub(crate) enum Refusal {
 }
 
 impl Hello {
-    pub(crate) const fn new(from: Incarnation, to: Incarnation) -> Self {
+    pub(crate) const fn new(me: Me, to: Incarnation) -> Self {
         Self {
             magic: MAGIC,
             version: VERSION,
-            from,
+            from: me.incarnation,
+            process: me.process,
             to,
         }
     }
@@ -175,7 +185,12 @@ mod tests {
 
     #[test]
     fn a_hello_of_another_version_is_told_apart_from_rubbish() {
-        let hello = Hello::new(incarnation(1), incarnation(2));
+        let me = Me {
+            incarnation: incarnation(1),
+            process: ProcessRef { pid: 7, started: 9 },
+            uid: 0,
+        };
+        let hello = Hello::new(me, incarnation(2));
         assert_eq!(Hello::decode(&encode(&hello)), Ok(Ok(hello.clone())));
         let newer = Hello {
             version: 9,

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use stagewire_api::{RunDir, SessionOptions, WorkerSession};
 use stagewire_core::{ByteCount, Failure, StageName, Token};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use crate::{Borrowing, Connector, ConnectorOptions};
@@ -77,15 +77,16 @@ pub struct Worker {
 #[derive(Debug)]
 pub(crate) struct Inner {
     connector: Arc<Connector>,
-    session: WorkerSession,
+    /// Dropped when the worker closes: the server sees it leave.
+    session: Mutex<Option<WorkerSession>>,
     stage: StageName,
     slots: u32,
     attempts: Mutex<BTreeMap<Token, Slot>>,
     /// Why no more tasks come; set once.
     over: Mutex<Option<Failure>>,
     draining: AtomicBool,
-    /// Wakes the driver when an attempt has left its slot.
-    freed: tokio::sync::Notify,
+    /// Counts the times that an attempt left its slot or a payload was released.
+    freed: watch::Sender<u64>,
 }
 
 /// What an accepted attempt is doing.
@@ -138,13 +139,13 @@ impl Worker {
         };
         let inner = Arc::new(Inner {
             connector,
-            session,
+            session: Mutex::new(Some(session)),
             stage: options.stage,
             slots: options.slots,
             attempts: Mutex::default(),
             over: Mutex::default(),
             draining: AtomicBool::new(false),
-            freed: tokio::sync::Notify::new(),
+            freed: watch::Sender::new(0),
         });
         let (queue, tasks) = mpsc::unbounded_channel();
         let driver = Driver::new(Arc::clone(&inner), queue);
@@ -161,6 +162,12 @@ impl Worker {
     /// Safe.
     pub async fn next_task(&self) -> Option<Task> {
         self.tasks.lock().await.recv().await
+    }
+
+    /// Takes no more offers. What runs is finished; then no more tasks come.
+    pub fn drain(&self) {
+        self.inner.draining.store(true, Ordering::Release);
+        self.inner.note_freed();
     }
 
     /// Why no more tasks come: the server drained this worker, or was gone for longer than the linger time.
@@ -183,11 +190,8 @@ impl Worker {
     /// # Cancel safety
     /// A dropped future leaves the worker attached; call [`Worker::close`] then.
     pub async fn leave(&self, within: Duration) {
-        let empty = async {
-            while !self.inner.connector.live().is_empty() {
-                self.inner.freed.notified().await;
-            }
-        };
+        let mut freed = self.inner.freed.subscribe();
+        let empty = async { while !self.inner.connector.live().is_empty() && freed.changed().await.is_ok() {} };
         if tokio::time::timeout(within, empty).await.is_err() {
             let payloads = self.inner.connector.live().len();
             tracing::warn!(
@@ -206,6 +210,7 @@ impl Worker {
             "worker.closed",
             "the worker was closed",
         ));
+        lock(&self.inner.session).take();
         self.inner.connector.close().await;
     }
 }
@@ -213,6 +218,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.driver.abort();
+        lock(&self.inner.session).take();
     }
 }
 
@@ -225,14 +231,25 @@ impl Inner {
                 state.end(failure.clone());
             }
         }
-        self.freed.notify_waiters();
+        self.note_freed();
     }
 
     /// The attempt has left its slot.
     fn free(&self, token: Token) {
         lock(&self.attempts).remove(&token);
-        self.freed.notify_waiters();
-        self.freed.notify_one();
+        self.note_freed();
+    }
+
+    fn note_freed(&self) {
+        self.freed.send_modify(|count| *count += 1);
+    }
+
+    /// Tells the server something; nothing once the worker has closed.
+    fn tell(&self, message: impl FnOnce(&WorkerSession)) {
+        let session = lock(&self.session).clone();
+        if let Some(session) = session {
+            message(&session);
+        }
     }
 
     fn is_draining(&self) -> bool {

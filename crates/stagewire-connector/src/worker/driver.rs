@@ -21,9 +21,10 @@ impl Driver {
 
     /// Runs until the session is over or a drain is done. The queue ends with it.
     pub(super) async fn run(self, mut events: mpsc::UnboundedReceiver<SessionEvent>) {
+        let mut freed = self.inner.freed.subscribe();
         loop {
             if self.inner.is_draining() && lock(&self.inner.attempts).is_empty() {
-                let message = "the server drained this worker";
+                let message = "this worker was drained";
                 self.inner
                     .end(Failure::new(ErrorClass::Cancelled, "worker.drained", message));
                 break;
@@ -36,7 +37,7 @@ impl Driver {
                         return;
                     }
                 },
-                () = self.inner.freed.notified() => {}
+                _ = freed.changed() => {}
             }
         }
         // Payloads are still held and releases still come, until the worker leaves.
@@ -45,7 +46,7 @@ impl Driver {
             match event {
                 SessionEvent::Release(payload) => {
                     self.inner.connector.release(payload);
-                    self.inner.freed.notify_waiters();
+                    self.inner.note_freed();
                 }
                 SessionEvent::Offer(offer) => decline(&self.inner, offer, &draining()),
                 _ => {}
@@ -70,7 +71,7 @@ impl Driver {
             SessionEvent::Cancel(token, failure) => self.cancel(token, failure),
             SessionEvent::Release(payload) => {
                 inner.connector.release(payload);
-                inner.freed.notify_waiters();
+                inner.note_freed();
             }
             SessionEvent::Accepted(token) => self.answer(token, Answer::Accepted),
             SessionEvent::Refused(token, failure) => self.answer(token, Answer::Refused(failure)),
@@ -96,7 +97,7 @@ impl Driver {
             }
         };
         if inner.is_draining() {
-            inner.session.decline(token, draining());
+            inner.tell(|session| session.decline(token, draining()));
             return;
         }
         let mut attempts = lock(&inner.attempts);
@@ -105,21 +106,21 @@ impl Driver {
             drop(attempts);
             let message = format!("all {} slots of this worker are in use", inner.slots);
             let failure = Failure::new(ErrorClass::Exhausted, "credit.slots", message).with("busy", busy);
-            inner.session.decline(token, failure);
+            inner.tell(|session| session.decline(token, failure));
             return;
         }
         match read_offer(offer) {
             Ok(offered) => {
                 attempts.insert(token, Slot::Offered(Box::new(offered)));
                 drop(attempts);
-                inner.session.accept(token);
+                inner.tell(|session| session.accept(token));
             }
             Err(error) => {
                 drop(attempts);
                 let message = crate::error::chain(&error);
                 tracing::warn!(%token, error = message, "declined an offer that cannot be read");
                 let failure = Failure::new(ErrorClass::Invalid, "protocol.malformed", message);
-                inner.session.decline(token, failure);
+                inner.tell(|session| session.decline(token, failure));
             }
         }
     }
@@ -141,7 +142,7 @@ impl Driver {
             }
             None => {
                 drop(attempts);
-                inner.session.stopped(token);
+                inner.tell(|session| session.stopped(token));
             }
         }
     }
@@ -158,7 +159,7 @@ impl Driver {
             Some(Slot::Offered(_)) | None => {
                 attempts.remove(&token);
                 drop(attempts);
-                inner.session.stopped(token);
+                inner.tell(|session| session.stopped(token));
             }
         }
     }
@@ -176,7 +177,7 @@ impl Driver {
                 state.answer(answer);
             }
             Answer::Refused(_) => {
-                inner.session.stopped(token);
+                inner.tell(|session| session.stopped(token));
                 inner.free(token);
                 state.answer(answer);
             }
@@ -194,7 +195,7 @@ fn draining() -> Failure {
 
 fn decline(inner: &Inner, offer: v1::Offer, failure: &Failure) {
     if let Ok(token) = read_token(offer.token) {
-        inner.session.decline(token, failure.clone());
+        inner.tell(|session| session.decline(token, failure.clone()));
     }
 }
 

@@ -221,7 +221,7 @@ impl Task {
     /// [`Cancelled`] where the attempt must stop.
     pub fn progress(&self, progress: Progress) -> Result<(), Cancelled> {
         self.check()?;
-        self.worker.session.progress(self.state.token, progress);
+        self.worker.tell(|session| session.progress(self.state.token, progress));
         Ok(())
     }
 
@@ -282,7 +282,8 @@ impl Task {
             .map_err(|source| TaskError::Publish { token, source })?;
         let plan = self.offered.output;
         if index == 0 && plan.publish && !plan.stored && !*announced {
-            self.worker.session.published(token, describe(publication.handle()));
+            let payload = describe(publication.handle());
+            self.worker.tell(|session| session.published(token, payload));
             *announced = true;
         }
         Ok(())
@@ -313,20 +314,20 @@ impl Task {
             describe(&handle)
         };
         self.state.speak()?;
-        let session = &self.worker.session;
         let result = if plan.publish {
             let announced = lock(&self.output)
                 .as_mut()
                 .is_some_and(|opened| std::mem::replace(&mut opened.announced, true));
             if !announced {
-                session.published(token, payload);
+                self.worker.tell(|session| session.published(token, payload));
             }
             None
         } else {
             Some(payload)
         };
         let handovers = std::mem::take(&mut *lock(&self.state.handovers));
-        session.completed(token, result, handovers.into_iter().map(v1::Handover::from).collect());
+        let handovers = handovers.into_iter().map(v1::Handover::from).collect();
+        self.worker.tell(|session| session.completed(token, result, handovers));
         let mut answers = self.state.answer.subscribe();
         let answer = answers
             .wait_for(Option::is_some)
@@ -360,7 +361,7 @@ impl Task {
     /// Ends the attempt with a failure, which consumers of its output see at once. An attempt that was told to stop
     /// has stopped by this, whatever the failure says. Nothing happens to one that has ended.
     pub fn fail(&self, failure: Failure) {
-        let (token, session) = (self.state.token, &self.worker.session);
+        let token = self.state.token;
         if self.state.speak().is_err() {
             return;
         }
@@ -371,10 +372,11 @@ impl Task {
             }
         }
         if self.state.stop.is_stopped() {
-            session.stopped(token);
+            self.worker.tell(|session| session.stopped(token));
             self.worker.free(token);
         } else {
-            session.failed(token, failure, *lock(&self.state.lost));
+            let lost = *lock(&self.state.lost);
+            self.worker.tell(|session| session.failed(token, failure, lost));
         }
     }
 }
