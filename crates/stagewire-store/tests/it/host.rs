@@ -1,0 +1,186 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use stagewire_core::{ByteCount, Incarnation, PayloadId, Peer, Record};
+use stagewire_store::{HostStore, NewObject, ObjectState, Store, StoreError, TokenGate, conformance};
+use stagewire_transfer::{ConnectOptions, Host, HostOptions, Memory, RegisterOptions, TransferOptions};
+use tempfile::TempDir;
+use uuid::Uuid;
+
+/// A host in a directory of its own.
+struct World {
+    host: Arc<Host>,
+    dir: TempDir,
+}
+
+impl World {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let host = start(&dir).await;
+        Self { host, dir }
+    }
+
+    fn store(&self, limit: ByteCount, gate: TokenGate) -> HostStore {
+        HostStore::new(&self.host, limit, Arc::new(gate))
+    }
+}
+
+async fn start(dir: &TempDir) -> Arc<Host> {
+    let options = HostOptions {
+        dir: dir.path().join("peers"),
+        incarnation: Incarnation(Uuid::new_v4()),
+        arena_limit: ByteCount(16 << 20),
+    };
+    Host::start(options).await.expect("a host")
+}
+
+fn peer(host: &Arc<Host>) -> Peer {
+    Peer {
+        incarnation: host.incarnation(),
+        process: host.process(),
+        socket: String::new(),
+        transports: vec![host.shm().address()],
+    }
+}
+
+fn id(n: u128) -> PayloadId {
+    PayloadId(Uuid::from_u128(n))
+}
+
+#[tokio::test]
+async fn the_host_store_conforms() {
+    let mut worlds = Vec::new();
+    for _ in 0..8 {
+        worlds.push(World::new().await);
+    }
+    let mut next = worlds.iter();
+    conformance::run(|limit| {
+        let store = next
+            .next()
+            .expect("a world for each check")
+            .store(limit, TokenGate::open());
+        async move { store }
+    })
+    .await;
+    for world in &worlds {
+        assert_eq!(
+            (world.host.stats().allocated_bytes, world.host.stats().regions),
+            (0, 0),
+            "something is left"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_host_store_checks_tokens() {
+    let world = World::new().await;
+    let store = world.store(ByteCount(1 << 20), TokenGate::closed());
+    conformance::tokens_are_checked(&store, store.gate()).await;
+}
+
+#[tokio::test]
+async fn a_deleted_object_counts_until_the_last_pin_of_another_process_ends() {
+    let world = World::new().await;
+    let store = world.store(ByteCount(1000), TokenGate::open());
+    let mut draft = store
+        .create(NewObject::new(id(1), [ByteCount(1000)]))
+        .await
+        .expect("room");
+    draft.bytes_mut(0).expect("there").fill(7);
+    let region = draft.seal().await.expect("complete").regions()[0]
+        .clone()
+        .expect("it has bytes");
+
+    let reader = start(&world.dir).await;
+    let remote = reader
+        .shm()
+        .connect(&peer(&world.host), ConnectOptions::default())
+        .await
+        .expect("it listens");
+    let pin = remote
+        .pin(&region, TransferOptions::default())
+        .await
+        .expect("it is there");
+    let mapping = pin.map().await.expect("shared memory");
+    drop(pin);
+    store.delete(id(1), None).await.expect("it is there");
+    assert!(
+        remote.pin(&region, TransferOptions::default()).await.is_err(),
+        "a deleted object was pinned"
+    );
+
+    let usage = store.usage();
+    assert_eq!(usage.largest[0].state, ObjectState::Draining);
+    let full = store
+        .create(NewObject::new(id(2), [ByteCount(1)]))
+        .await
+        .expect_err("the reader holds it");
+    assert!(full.to_string().contains("deleted but still read"), "{full}");
+    assert!(mapping.iter().all(|byte| *byte == 7));
+
+    let mut patient = NewObject::new(id(2), [ByteCount(1)]);
+    patient.wait = Duration::from_secs(20);
+    drop(mapping);
+    store.create(patient).await.expect("the reader has let go");
+}
+
+#[tokio::test]
+async fn drafts_are_pulled_into_and_sealed_only_when_every_byte_came() {
+    let world = World::new().await;
+    let store = world.store(ByteCount(1000), TokenGate::open());
+    let producer = start(&world.dir).await;
+    let mut source = producer.arena().allocate(100).expect("room");
+    source.fill(9);
+    let region = producer
+        .shm()
+        .register(Memory::Arena(source.freeze()), RegisterOptions::default())
+        .expect("its own");
+    let remote = world
+        .host
+        .shm()
+        .connect(&peer(&producer), ConnectOptions::default())
+        .await
+        .expect("it listens");
+    let pin = remote
+        .pin(&region.reference(), TransferOptions::default())
+        .await
+        .expect("it is there");
+
+    for (pulled, complete) in [(99, false), (100, true)] {
+        let mut draft = store
+            .create(NewObject::new(id(1), [ByteCount(100)]))
+            .await
+            .expect("room");
+        let target = draft.target(0).expect("it has bytes");
+        pin.pull(&[Record::contiguous(0, 0, pulled)], &target, TransferOptions::default())
+            .await
+            .expect("alive");
+        assert!(
+            matches!(draft.bytes_mut(0), Err(StoreError::Busy { .. })),
+            "two writers"
+        );
+        drop(target);
+        match draft.seal().await {
+            Ok(object) if complete => assert_eq!(object.part(0), Some([9; 100].as_slice())),
+            Err(StoreError::Unwritten { part: 0, .. }) if !complete => {}
+            other => panic!("{pulled} bytes pulled: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_draft_with_a_target_in_use_is_not_sealed() {
+    let world = World::new().await;
+    let store = world.store(ByteCount(1000), TokenGate::open());
+    let mut draft = store
+        .create(NewObject::new(id(1), [ByteCount(0), ByteCount(10)]))
+        .await
+        .expect("room");
+    assert!(
+        matches!(draft.target(0), Err(StoreError::NoSuchPart { .. })),
+        "a part of no bytes"
+    );
+    let _target = draft.target(1).expect("it has bytes");
+    assert!(draft.seal().await.is_err());
+    assert!(store.get(id(1)).await.is_err());
+}

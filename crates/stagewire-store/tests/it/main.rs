@@ -1,0 +1,3 @@
+//! The host store against the conformance suite, and read by another host.
+
+mod host;
