@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 pub use extent::{Extent, ExtentMut, ExtentWriter};
 use free::FreeRanges;
-pub(crate) use segment::Segment;
+pub(crate) use segment::{Segment, check_sealed, map};
 
 use crate::ArenaError;
 

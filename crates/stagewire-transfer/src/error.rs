@@ -3,7 +3,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Classify, Device, ErrorClass, Incarnation, Record, RecordError};
+use stagewire_core::{ByteCount, Classify, Device, ErrorClass, Incarnation, RecordError};
 
 /// Why a [`Host`](crate::Host) did not start.
 #[derive(Debug, thiserror::Error)]
@@ -291,8 +291,8 @@ pub enum TransferError {
     },
     #[error(transparent)]
     Record(#[from] RecordError),
-    #[error("record {record:?} writes destination byte {byte}, which another record of the batch writes too")]
-    Overlap { record: Record, byte: u64 },
+    #[error("two records of the batch write destination byte {byte}")]
+    Overlap { byte: u64 },
     #[error("the batch has {rows} rows, at most {max} are allowed; pull fewer, wider rows")]
     TooManyRows { rows: u64, max: u64 },
     #[error("the destination cannot take these records")]

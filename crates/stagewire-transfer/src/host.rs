@@ -1,11 +1,27 @@
 //! This process on this host.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+mod listen;
+mod serve;
 
-use stagewire_core::{ByteCount, Incarnation, ProcessRef};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::{Arena, CmaUnavailable, StartError, Transport};
+use rustix::fd::OwnedFd;
+use stagewire_core::{ByteCount, Incarnation, Peer, ProcessRef, TransportAddress};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+pub use listen::{listen_unix, sweep};
+
+use crate::cma::{self, Cma};
+use crate::link::{Link, Links};
+use crate::process::{host_id, this_process};
+use crate::shm::Shm;
+use crate::table::Table;
+use crate::wire::{self, Address, Kind};
+use crate::{Arena, CmaUnavailable, ConnectError, ConnectOptions, StartError, Transport};
 
 /// How a [`Host`] starts.
 #[derive(Debug, Clone)]
@@ -18,12 +34,36 @@ pub struct HostOptions {
     pub arena_limit: ByteCount,
 }
 
-/// This process on this host: its arena, its registered regions and the socket where peers pin them.
-#[derive(Debug)]
+/// This process on this host: its arena, its registered regions, and the socket where peers pin them.
+///
+/// Dropping it without [`Host::shutdown`] does the same, without waiting.
 pub struct Host {
-    incarnation: Incarnation,
-    process: ProcessRef,
-    arena: Arena,
+    shared: Arc<Shared>,
+    links: Arc<Links>,
+    socket: listen::SocketFile,
+    address: Address,
+    stop: watch::Sender<bool>,
+    accepting: Mutex<Option<JoinHandle<()>>>,
+    cma: OnceLock<Result<(), CmaUnavailable>>,
+}
+
+/// What the host and its tasks use together.
+pub(crate) struct Shared {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) process: ProcessRef,
+    pub(crate) arena: Arena,
+    pub(crate) table: Arc<Table>,
+    pub(crate) counters: Arc<Counters>,
+    /// A random word that peers read to try out cma.
+    pub(crate) canary: Box<u64>,
+}
+
+/// Counts that change outside the region table and the arena.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) mapped_bytes: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) copied_bytes: AtomicU64,
 }
 
 /// What a host holds now and has done so far.
@@ -39,77 +79,207 @@ pub struct HostStats {
     pub pins_held: u64,
     /// Segments of the arena.
     pub segments: u64,
-    /// Bytes of address space of these segments.
+    /// Bytes of address space of these segments; physical memory is taken as bytes are used.
     pub segment_bytes: u64,
     /// Bytes of the arena in extents.
     pub allocated_bytes: u64,
     /// Bytes of address space of peers' segments that are mapped here.
     pub mapped_bytes: u64,
-    /// Connections of peers to this host, and of this host to peers.
+    /// Connections: those that peers made to this host, and those that it made to peers.
     pub connections: u64,
     /// Bytes that pulls of this host copied so far.
     pub copied_bytes: u64,
 }
 
 impl Host {
-    /// Starts on the current tokio runtime.
+    /// Opens the data socket and serves it on the current tokio runtime.
     ///
     /// # Errors
     /// [`StartError`].
+    ///
+    /// # Cancel safety
+    /// Nothing is left behind by a dropped future.
     pub async fn start(options: HostOptions) -> Result<Arc<Self>, StartError> {
-        let path = options.dir.clone();
-        let error = std::io::Error::other("not built yet");
-        Err(StartError::Io {
-            what: "start at",
+        let HostOptions {
+            dir,
+            incarnation,
+            arena_limit,
+        } = options;
+        let digits = incarnation.0.simple().to_string();
+        let path = dir.join(format!("{}.data", &digits[..16]));
+        let process = this_process().map_err(|error| StartError::Io {
+            what: "read the start time of this process from",
+            path: "/proc/self/stat".into(),
+            error,
+        })?;
+        let (listener, socket) = listen::data_socket(&path)?;
+        let name = socket.path().to_str().ok_or_else(|| StartError::Insecure {
+            path: path.clone(),
+            problem: "its path is not UTF-8".to_owned(),
+        })?;
+        let address = Address {
+            host: host_id(),
+            socket: name.to_owned(),
+        };
+        let counters = Arc::new(Counters::default());
+        let shared = Arc::new(Shared {
+            incarnation,
+            process,
+            arena: Arena::new(arena_limit),
+            table: Arc::default(),
+            counters: counters.clone(),
+            canary: Box::new(rand::random()),
+        });
+        let stop = watch::Sender::new(false);
+        let links = Links::new(process, counters, stop.subscribe());
+        let accepting = serve::accept(listener, shared.clone(), stop.subscribe()).map_err(|error| StartError::Io {
+            what: "wait on",
             path,
             error,
-        })
+        })?;
+        Ok(Arc::new(Self {
+            shared,
+            links,
+            socket,
+            address,
+            stop,
+            accepting: Mutex::new(Some(accepting)),
+            cma: OnceLock::new(),
+        }))
     }
 
     /// Which life of this process.
     pub fn incarnation(&self) -> Incarnation {
-        self.incarnation
+        self.shared.incarnation
     }
 
     /// This process.
     pub fn process(&self) -> ProcessRef {
-        self.process
+        self.shared.process
     }
 
-    /// Shared memory of this process.
+    /// Shared memory of this process, which peers can map.
     pub fn arena(&self) -> &Arena {
-        &self.arena
+        &self.shared.arena
     }
 
-    /// Peers map or copy out of this host's arena.
+    /// Peers map this host's arena, or copy out of it.
     pub fn shm(self: &Arc<Self>) -> Arc<dyn Transport> {
-        unreachable!("not built yet")
+        Arc::new(Shm::new(self.clone()))
     }
 
     /// Peers copy out of any memory of this process.
     ///
     /// # Errors
-    /// [`CmaUnavailable`] where the kernel forbids it; found out once.
+    /// [`CmaUnavailable`] where the kernel forbids it; tried once.
     pub fn cma(self: &Arc<Self>) -> Result<Arc<dyn Transport>, CmaUnavailable> {
-        Err(CmaUnavailable {
-            reason: "not built yet".to_owned(),
-        })
+        self.cma.get_or_init(|| cma::probe_self(&self.shared.canary)).clone()?;
+        Ok(Arc::new(Cma::new(self.clone())))
     }
 
-    /// What it holds and did.
+    /// What it holds now and did so far.
     pub fn stats(&self) -> HostStats {
-        HostStats::default()
+        let (arena, table) = (self.shared.arena.stats(), self.shared.table.stats());
+        let Counters {
+            mapped_bytes,
+            connections,
+            copied_bytes,
+        } = &*self.shared.counters;
+        HostStats {
+            regions: table.regions,
+            registrations: table.registrations,
+            pins_served: table.pins_served,
+            pins_held: table.pins_held,
+            segments: arena.segments,
+            segment_bytes: arena.segment_bytes,
+            allocated_bytes: arena.allocated_bytes,
+            mapped_bytes: mapped_bytes.load(Ordering::Relaxed),
+            connections: connections.load(Ordering::Relaxed),
+            copied_bytes: copied_bytes.load(Ordering::Relaxed),
+        }
     }
 
-    /// Removes the socket and ends the connections. Regions that peers have pinned stay until the peers let go.
-    pub async fn shutdown(&self) {}
+    /// Removes the socket, registers nothing more, and ends the connections: peers see them closed, and get no new pin.
+    /// What they have pinned stays in place until they let go, be it after this returned.
+    ///
+    /// # Cancel safety
+    /// A dropped future has begun the shutdown; it goes on by itself.
+    pub async fn shutdown(&self) {
+        self.stop();
+        let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(accepting) = accepting {
+            // It ends by itself; an error would be its panic, which was reported where it happened.
+            let _ = accepting.await;
+        }
+    }
+
+    fn stop(&self) {
+        self.socket.remove();
+        self.shared.table.close();
+        self.links.close();
+        self.stop.send_replace(true);
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// The address of this host as one of its transports.
+    pub(crate) fn address(&self, kind: Kind) -> TransportAddress {
+        TransportAddress {
+            transport: kind.name().to_owned(),
+            address: wire::encode_versioned(&self.address),
+        }
+    }
+
+    /// The connection to a peer on this host, made if there is none.
+    pub(crate) async fn link(
+        &self,
+        kind: Kind,
+        peer: &Peer,
+        options: &ConnectOptions,
+    ) -> Result<Arc<Link>, ConnectError> {
+        let (transport, incarnation) = (kind.name(), peer.incarnation);
+        let offered = peer.transports.iter().find(|address| address.transport == transport);
+        let offered = offered.ok_or_else(|| ConnectError::NotOffered {
+            peer: incarnation,
+            transport,
+            offered: peer
+                .transports
+                .iter()
+                .map(|address| address.transport.clone())
+                .collect(),
+        })?;
+        let address: Address = wire::decode_versioned(&offered.address).map_err(|error| ConnectError::Address {
+            peer: incarnation,
+            transport,
+            problem: error.to_string(),
+        })?;
+        if address.host != self.address.host {
+            return Err(ConnectError::OtherHost {
+                peer: incarnation,
+                transport,
+            });
+        }
+        self.links.connect(incarnation, &address.socket, options.deadline).await
+    }
 }
 
-/// Removes the sockets of dead processes from a directory, and returns them.
-///
-/// # Errors
-/// Whatever reading the directory says; a directory that does not exist holds none.
-pub fn sweep(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let _ = dir;
-    Ok(Vec::new())
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.stop();
+    }
 }
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host")
+            .field("incarnation", &self.shared.incarnation)
+            .field("socket", &self.address.socket)
+            .field("stats", &self.stats())
+            .finish()
+    }
+}
+
+/// A listening socket, not yet watched by a runtime.
+type Listener = OwnedFd;

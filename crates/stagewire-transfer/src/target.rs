@@ -198,6 +198,10 @@ impl Drop for Claim {
 mod tests {
     use super::*;
 
+    fn claim(target: &Target, row: Range<u64>) -> Result<Claim, TargetError> {
+        target.claim(std::iter::once(row).collect())
+    }
+
     #[test]
     fn only_pulled_bytes_show_and_none_is_pulled_twice() {
         let mut target = Target::allocate(100).expect("memory");
@@ -205,17 +209,17 @@ mod tests {
             target.as_slice().unwrap_err(),
             TargetError::Unwritten { start: 0, end: 100 }
         );
-        let claim = target.claim(vec![0..10, 20..30]).expect("free");
+        let first = target.claim(vec![0..10, 20..30]).expect("free");
         assert!(!target.is_idle());
         assert_eq!(target.reset().unwrap_err(), TargetError::Busy { start: 0, end: 10 });
-        assert!(matches!(target.claim(vec![29..31]), Err(TargetError::Busy { .. })));
-        claim.commit();
+        assert!(matches!(claim(&target, 29..31), Err(TargetError::Busy { .. })));
+        first.commit();
         assert_eq!(target.slice(20..30).expect("pulled").len(), 10);
         assert!(target.slice(5..25).is_err(), "a hole was shown");
-        assert!(matches!(target.claim(vec![9..11]), Err(TargetError::Written { .. })));
-        drop(target.claim(vec![10..20]).expect("free"));
+        assert!(matches!(claim(&target, 9..11), Err(TargetError::Written { .. })));
+        drop(claim(&target, 10..20).expect("free"));
         assert!(target.slice(10..20).is_err(), "bytes of a failed pull were shown");
-        target.claim(vec![10..20]).expect("free again").commit();
+        claim(&target, 10..20).expect("free again").commit();
         assert_eq!(target.slice(0..30).expect("no hole left").len(), 30);
         target.reset().expect("idle");
         assert!(target.slice(0..1).is_err());

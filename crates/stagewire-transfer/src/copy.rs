@@ -1,0 +1,146 @@
+//! Copies in the background: a plan cut into batches, threads that take one batch after the other.
+
+mod plan;
+mod streaming;
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
+
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+pub(crate) use plan::{Piece, Plan, Shape};
+pub(crate) use streaming::copy_streaming;
+
+use crate::target::Claim;
+
+/// Copies below this run on the thread that asks: handing over would cost more than the copy.
+const INLINE_BELOW: u64 = 256 << 10;
+
+/// How the bytes of a piece get to the destination.
+pub(crate) trait Mover: Send + Sync + 'static {
+    /// Copies pieces to offsets from `dst`; `large` tells that they are part of a large copy.
+    ///
+    /// # Safety
+    /// Each piece must lie inside source and destination, and nobody else may touch its destination.
+    unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, large: bool) -> Result<(), MoveError>;
+}
+
+/// Why a copy failed.
+#[derive(Debug)]
+pub(crate) enum MoveError {
+    /// The owner of the source is gone.
+    Lost,
+    /// The source is not readable at this offset.
+    Unreadable {
+        offset: u64,
+    },
+    Os(std::io::Error),
+}
+
+/// One pull, shared by the threads that work on it.
+struct Work<M> {
+    plan: Plan,
+    mover: M,
+    dst: Base,
+    next: AtomicUsize,
+    left: AtomicUsize,
+    failed: OnceLock<MoveError>,
+    finish: Mutex<Option<Finish>>,
+}
+
+/// First byte of the destination.
+struct Base(NonNull<u8>);
+
+// SAFETY: the claim in `Finish` keeps the memory and reserves the bytes; each is written by one thread.
+unsafe impl Send for Base {}
+// SAFETY: as above.
+unsafe impl Sync for Base {}
+
+/// What the thread that ends the last batch hands over.
+struct Finish {
+    claim: Claim,
+    done: oneshot::Sender<Result<Claim, MoveError>>,
+}
+
+/// Runs a plan and gives the claim back, to be committed.
+///
+/// # Cancel safety
+/// When the future is dropped, the batches under way end, no other begins, and then the claim is given up.
+pub(crate) async fn run<M: Mover>(plan: Plan, mover: M, claim: Claim) -> Result<Claim, MoveError> {
+    if plan.bytes() < INLINE_BELOW {
+        for batch in plan.batches() {
+            // SAFETY: the plan was made for these lengths, and the claim reserves the destination.
+            unsafe { mover.copy(plan.pieces(batch), claim.base(), plan.is_large())? };
+        }
+        return Ok(claim);
+    }
+    let batches = plan.batches().len();
+    let (done, finished) = oneshot::channel();
+    let work = Arc::new(Work {
+        dst: Base(claim.base()),
+        next: AtomicUsize::new(0),
+        left: AtomicUsize::new(batches),
+        failed: OnceLock::new(),
+        finish: Mutex::new(Some(Finish { claim, done })),
+        plan,
+        mover,
+    });
+    for _ in 0..batches.min(threads()) {
+        let work = work.clone();
+        spawn_blocking(move || work.take_batches());
+    }
+    drop(work);
+    finished
+        .await
+        .unwrap_or_else(|_| Err(MoveError::Os(std::io::Error::other("the runtime is shutting down"))))
+}
+
+/// More threads than two gain little on one memory bus.
+fn threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| thread::available_parallelism().map_or(1, |cores| cores.get().min(2)))
+}
+
+impl<M: Mover> Work<M> {
+    fn take_batches(&self) {
+        while let Some(batch) = self.plan.batches().get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            if self.failed.get().is_none() && !self.is_abandoned() {
+                // SAFETY: as in `run`; batches are disjoint, and each is taken once.
+                let copied = unsafe {
+                    self.mover
+                        .copy(self.plan.pieces(batch), self.dst.0, self.plan.is_large())
+                };
+                if let Err(error) = copied {
+                    // The first error stands.
+                    let _ = self.failed.set(error);
+                }
+            }
+            if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.finish();
+            }
+        }
+    }
+
+    fn is_abandoned(&self) -> bool {
+        let finish = self.finish.lock().unwrap_or_else(PoisonError::into_inner);
+        finish.as_ref().is_none_or(|finish| finish.done.is_closed())
+    }
+
+    /// Called once, when no thread touches the destination any more.
+    fn finish(&self) {
+        let finish = self.finish.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Finish { claim, done }) = finish {
+            let outcome = match self.failed.get() {
+                None => Ok(claim),
+                Some(MoveError::Lost) => Err(MoveError::Lost),
+                Some(&MoveError::Unreadable { offset }) => Err(MoveError::Unreadable { offset }),
+                Some(MoveError::Os(error)) => Err(MoveError::Os(std::io::Error::new(error.kind(), error.to_string()))),
+            };
+            // Nobody waits any more: the claim comes back and is given up.
+            drop(done.send(outcome));
+        }
+    }
+}

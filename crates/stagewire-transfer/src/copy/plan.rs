@@ -1,0 +1,261 @@
+use std::ops::Range;
+
+use stagewire_core::{Record, RecordError};
+
+use crate::TransferError;
+
+/// Rows of one pull at most. Each costs some tens of bytes of bookkeeping; a larger batch gains nothing.
+const MAX_ROWS: u64 = 1 << 20;
+
+/// Bytes of a batch when several threads share the work.
+const BATCH: u64 = 1 << 20;
+
+/// One contiguous copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) src: u64,
+    pub(crate) dst: u64,
+    pub(crate) len: u64,
+}
+
+/// How a transport wants its batches.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    /// From so many bytes, a copy is large: it is cut for several threads.
+    pub(crate) large_from: u64,
+    /// Pieces of a batch at most.
+    pub(crate) max_pieces: usize,
+}
+
+/// What one pull copies: checked, merged, and cut into batches.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pieces: Vec<Piece>,
+    batches: Vec<Range<usize>>,
+    bytes: u64,
+    large: bool,
+}
+
+impl Plan {
+    /// Checks the records and cuts them. Gives the plan, and the destination bytes it writes, sorted and disjoint.
+    pub(crate) fn new(
+        records: &[Record],
+        src_len: u64,
+        dst_len: u64,
+        shape: Shape,
+    ) -> Result<(Self, Vec<Range<u64>>), TransferError> {
+        let mut rows = 0_u64;
+        let mut bytes = 0_u64;
+        for record in records {
+            record.check(src_len, dst_len)?;
+            let record = record.merged();
+            rows = rows.saturating_add(record.rows);
+            let overflow = RecordError::Overflow { record };
+            bytes = bytes.checked_add(record.nbytes()).ok_or(overflow)?;
+        }
+        if rows > MAX_ROWS {
+            return Err(TransferError::TooManyRows { rows, max: MAX_ROWS });
+        }
+        let rows = merge(records);
+        let written = written(&rows)?;
+        let large = bytes >= shape.large_from;
+        let pieces = if large { split(rows) } else { rows };
+        let max_bytes = if large { BATCH } else { u64::MAX };
+        let batches = cut(&pieces, max_bytes, shape.max_pieces);
+        let plan = Self {
+            pieces,
+            batches,
+            bytes,
+            large,
+        };
+        Ok((plan, written))
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn is_large(&self) -> bool {
+        self.large
+    }
+
+    pub(crate) fn batches(&self) -> &[Range<usize>] {
+        &self.batches
+    }
+
+    pub(crate) fn pieces(&self, batch: &Range<usize>) -> &[Piece] {
+        &self.pieces[batch.clone()]
+    }
+}
+
+/// The rows of all records; those that go on where the one before ends, on both sides, become one piece.
+fn merge(records: &[Record]) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for record in records
+        .iter()
+        .map(|record| record.merged())
+        .filter(|record| record.width > 0)
+    {
+        for (src, dst) in record.row_offsets() {
+            let len = record.width;
+            match pieces.last_mut() {
+                Some(last) if last.src + last.len == src && last.dst + last.len == dst => last.len += len,
+                _ => pieces.push(Piece { src, dst, len }),
+            }
+        }
+    }
+    pieces
+}
+
+/// The destination bytes, each proven to be written once.
+fn written(pieces: &[Piece]) -> Result<Vec<Range<u64>>, TransferError> {
+    let mut rows: Vec<Range<u64>> = pieces.iter().map(|piece| piece.dst..piece.dst + piece.len).collect();
+    rows.sort_unstable_by_key(|row| row.start);
+    let mut merged: Vec<Range<u64>> = Vec::with_capacity(rows.len());
+    for row in rows {
+        match merged.last_mut() {
+            Some(last) if row.start < last.end => return Err(TransferError::Overlap { byte: row.start }),
+            Some(last) if row.start == last.end => last.end = row.end,
+            _ => merged.push(row),
+        }
+    }
+    Ok(merged)
+}
+
+/// Cuts long pieces, so that the threads end at about the same time.
+fn split(pieces: Vec<Piece>) -> Vec<Piece> {
+    let parts = |piece: Piece| {
+        (0..piece.len).step_by(BATCH as usize).map(move |at| Piece {
+            src: piece.src + at,
+            dst: piece.dst + at,
+            len: BATCH.min(piece.len - at),
+        })
+    };
+    pieces.into_iter().flat_map(parts).collect()
+}
+
+/// Groups pieces into batches within both bounds; a single piece may exceed `max_bytes`.
+fn cut(pieces: &[Piece], max_bytes: u64, max_pieces: usize) -> Vec<Range<usize>> {
+    let mut batches: Vec<Range<usize>> = Vec::new();
+    let mut bytes = 0_u64;
+    for (index, piece) in pieces.iter().enumerate() {
+        bytes = bytes.saturating_add(piece.len);
+        match batches.last_mut() {
+            Some(batch) if bytes <= max_bytes && batch.len() < max_pieces => batch.end = index + 1,
+            _ => {
+                batches.push(index..index + 1);
+                bytes = piece.len;
+            }
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SHAPE: Shape = Shape {
+        large_from: 4 * BATCH,
+        max_pieces: 1024,
+    };
+
+    fn plan(records: &[Record], src: u64, dst: u64) -> Result<(Plan, Vec<Range<u64>>), TransferError> {
+        Plan::new(records, src, dst, SHAPE)
+    }
+
+    fn rows(rows: u64, width: u64, src_pitch: u64, dst_pitch: u64) -> Record {
+        Record {
+            src_offset: 0,
+            dst_offset: 0,
+            width,
+            rows,
+            src_pitch,
+            dst_pitch,
+        }
+    }
+
+    #[test]
+    fn a_large_copy_becomes_batches_and_a_small_one_does_not() {
+        let (large, written) = plan(&[Record::contiguous(0, 0, 10 * BATCH + 1)], u64::MAX, u64::MAX).expect("legal");
+        assert_eq!((large.batches().len(), large.pieces.len()), (11, 11));
+        assert_eq!((written.len(), &written[0]), (1, &(0..10 * BATCH + 1)));
+        let (small, _) = plan(&[rows(3000, 8, 16, 8)], 1 << 20, 1 << 20).expect("legal");
+        assert_eq!(small.batches(), [0..1024, 1024..2048, 2048..3000]);
+        let (narrow, _) = plan(&[rows(1 << 16, 64, 128, 64)], 1 << 30, 1 << 30).expect("legal");
+        assert!(narrow.batches().len() == 64, "{} batches", narrow.batches().len());
+    }
+
+    #[test]
+    fn what_no_plan_allows() {
+        let double = [Record::contiguous(0, 0, 10), Record::contiguous(50, 9, 5)];
+        assert!(matches!(
+            plan(&double, 100, 100),
+            Err(TransferError::Overlap { byte: 9 })
+        ));
+        assert!(matches!(plan(&[rows(MAX_ROWS + 1, 1, 2, 2)], u64::MAX, u64::MAX),
+            Err(TransferError::TooManyRows { rows, .. }) if rows == MAX_ROWS + 1));
+        assert!(matches!(
+            plan(&[Record::contiguous(1, 0, 100)], 100, 100),
+            Err(TransferError::Record(_))
+        ));
+        assert!(matches!(
+            plan(&[Record::contiguous(0, 1, 100)], 100, 100),
+            Err(TransferError::Record(_))
+        ));
+        assert!(
+            plan(&[rows(5, 0, 3, 3)], 100, 100)
+                .expect("nothing to do")
+                .0
+                .batches()
+                .is_empty()
+        );
+    }
+
+    prop_compose! {
+        fn record()(src_offset in 0_u64..40, dst_offset in 0_u64..40, width in 0_u64..9, rows in 0_u64..5, src_pitch in 0_u64..12, dst_pitch in 0_u64..12) -> Record {
+            Record { src_offset, dst_offset, width, rows, src_pitch, dst_pitch }
+        }
+    }
+
+    proptest! {
+        /// Against copying byte by byte, row by row.
+        #[test]
+        fn pieces_move_the_same_bytes(records in prop::collection::vec(record(), 0..6)) {
+            let source: Vec<u8> = (0..100).collect();
+            let (mut expected, mut hits) = (vec![0; 100], vec![0; 100]);
+            let legal = records.iter().all(|record| record.check(100, 100).is_ok());
+            if legal {
+                for record in &records {
+                    for row in 0..record.rows {
+                        for byte in 0..record.width {
+                            let dst = (record.dst_offset + row * record.dst_pitch + byte) as usize;
+                            expected[dst] = source[(record.src_offset + row * record.src_pitch + byte) as usize];
+                            hits[dst] += 1;
+                        }
+                    }
+                }
+            }
+            match plan(&records, 100, 100) {
+                Ok((plan, written)) => {
+                    prop_assert!(legal && hits.iter().all(|hits| *hits <= 1));
+                    let mut found = vec![0; 100];
+                    for Piece { src, dst, len } in plan.batches().iter().flat_map(|batch| plan.pieces(batch)) {
+                        let (src, dst, len) = (*src as usize, *dst as usize, *len as usize);
+                        found[dst..dst + len].copy_from_slice(&source[src..src + len]);
+                    }
+                    prop_assert_eq!(&found, &expected);
+                    let counted: Vec<bool> = (0..100).map(|byte| written.iter().any(|row| row.contains(&byte))).collect();
+                    let hit: Vec<bool> = hits.iter().map(|hits| *hits == 1).collect();
+                    prop_assert_eq!(counted, hit);
+                    prop_assert_eq!(plan.bytes(), records.iter().map(Record::nbytes).sum::<u64>());
+                }
+                Err(TransferError::Overlap { byte }) => prop_assert!(hits[byte as usize] > 1),
+                Err(TransferError::Record(_)) => prop_assert!(!legal),
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+}

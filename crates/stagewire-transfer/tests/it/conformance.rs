@@ -1,0 +1,47 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use stagewire_transfer::conformance::{Backend, Side, Violation, assert_conforms};
+
+use crate::support;
+
+struct OneHost {
+    dir: PathBuf,
+    transport: &'static str,
+}
+
+#[async_trait]
+impl Backend for OneHost {
+    async fn side(&self) -> Result<Side, Violation> {
+        let host = support::start(&self.dir).await;
+        let (transport, name) = (support::transport(&host, self.transport), self.transport);
+        let (for_memory, for_regions) = (host.clone(), host.clone());
+        Ok(Side {
+            transport,
+            peer: support::peer(&host),
+            memory: Arc::new(move |bytes| support::memory(&for_memory, name, bytes)),
+            regions: Arc::new(move || for_regions.stats().regions),
+            keep: host,
+        })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shm_conforms() {
+    let (_parent, dir) = support::run_dir();
+    let transport = "shm";
+    let backend = OneHost { dir, transport };
+    assert_conforms(&backend).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cma_conforms() {
+    let (_parent, dir) = support::run_dir();
+    if !support::cma_works(&dir).await {
+        return;
+    }
+    let transport = "cma";
+    let backend = OneHost { dir, transport };
+    assert_conforms(&backend).await;
+}

@@ -1,0 +1,9 @@
+//! Tests over the public interface, with real processes where a peer has to die, stop or be somebody else.
+
+mod arena;
+mod child;
+mod conformance;
+mod directory;
+mod process_death;
+mod stopped;
+mod support;

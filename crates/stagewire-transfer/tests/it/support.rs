@@ -1,0 +1,92 @@
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stagewire_core::{ByteCount, Incarnation, Peer};
+use stagewire_transfer::{Borrowed, Host, HostOptions, Memory, Transport};
+use uuid::Uuid;
+
+/// Bound of arenas in tests.
+pub(crate) const ARENA: ByteCount = ByteCount(256 << 20);
+
+/// A run directory that does not exist yet, inside one that goes with the first value.
+pub(crate) fn run_dir() -> (tempfile::TempDir, PathBuf) {
+    let parent = tempfile::tempdir().expect("a directory");
+    let dir = parent.path().join("peers");
+    (parent, dir)
+}
+
+pub(crate) async fn start(dir: &Path) -> Arc<Host> {
+    let options = HostOptions {
+        dir: dir.to_owned(),
+        incarnation: Incarnation(Uuid::new_v4()),
+        arena_limit: ARENA,
+    };
+    Host::start(options).await.expect("the host starts")
+}
+
+/// How a host is reached over all its transports.
+pub(crate) fn peer(host: &Arc<Host>) -> Peer {
+    let mut transports = vec![host.shm().address()];
+    transports.extend(host.cma().ok().map(|cma| cma.address()));
+    Peer {
+        incarnation: host.incarnation(),
+        process: host.process(),
+        socket: String::new(),
+        transports,
+    }
+}
+
+/// `shm` or `cma`.
+pub(crate) fn transport(host: &Arc<Host>, name: &str) -> Arc<dyn Transport> {
+    match name {
+        "shm" => host.shm(),
+        "cma" => host.cma().expect("checked by cma_works"),
+        other => panic!("no transport {other}"),
+    }
+}
+
+/// Memory with these bytes that the transport can register.
+pub(crate) fn memory(host: &Host, name: &str, bytes: &[u8]) -> Memory {
+    if name == "cma" {
+        return Borrowed::from(bytes.to_vec()).into();
+    }
+    let mut extent = host.arena().allocate(bytes.len() as u64).expect("the arena has room");
+    extent.copy_from_slice(bytes);
+    extent.freeze().into()
+}
+
+/// Whether this machine allows cma; says so where not.
+#[expect(clippy::print_stderr, reason = "a skip must be visible")]
+pub(crate) async fn cma_works(dir: &Path) -> bool {
+    match start(dir).await.cma() {
+        Ok(_) => true,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            false
+        }
+    }
+}
+
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    let mut state = u32::from(seed) + 1;
+    let step = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(step).take(len).collect()
+}
+
+/// Waits until the condition holds.
+pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
+    let reached = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let limit = Duration::from_secs(10);
+    assert!(
+        tokio::time::timeout(limit, reached).await.is_ok(),
+        "not within {limit:?}: {what}"
+    );
+}
