@@ -1,4 +1,6 @@
-/// What has happened, counted from the applied events.
+use crate::{Event, Loss, OfferEnd, Outcome};
+
+/// What has happened, counted from the applied events, those of a replay included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[expect(missing_docs, reason = "each field counts what its name says")]
 #[non_exhaustive]
@@ -16,6 +18,7 @@ pub struct Counters {
     pub attempts_failed: u64,
     pub attempts_fenced: u64,
     pub attempts_lost_with_worker: u64,
+    pub attempts_unclaimed: u64,
     pub attempts_not_running: u64,
     pub attempts_expired: u64,
     pub attempts_without_progress: u64,
@@ -27,4 +30,44 @@ pub struct Counters {
     pub stages_reopened: u64,
     pub stages_skipped: u64,
     pub workers_lost: u64,
+}
+
+impl Counters {
+    pub(crate) fn count(&mut self, event: &Event) {
+        let counter = match event {
+            Event::JobSubmitted { .. } => &mut self.jobs_submitted,
+            Event::JobEnded { outcome, .. } => match outcome {
+                Outcome::Succeeded => &mut self.jobs_succeeded,
+                Outcome::Failed(_) => &mut self.jobs_failed,
+                Outcome::Cancelled => &mut self.jobs_cancelled,
+            },
+            Event::Offered { .. } => &mut self.offers,
+            Event::OfferEnded { end, .. } => match end {
+                OfferEnd::Declined => &mut self.offers_declined,
+                OfferEnd::Unanswered => &mut self.offers_unanswered,
+                OfferEnd::Withdrawn => &mut self.offers_withdrawn,
+            },
+            Event::AttemptGranted { .. } => &mut self.attempts_granted,
+            Event::AttemptCompleted { .. } => &mut self.attempts_completed,
+            Event::AttemptFailed { .. } => &mut self.attempts_failed,
+            Event::AttemptFenced { .. } => &mut self.attempts_fenced,
+            Event::AttemptLost { loss, .. } => match loss {
+                Loss::WorkerLost => &mut self.attempts_lost_with_worker,
+                Loss::Unclaimed => &mut self.attempts_unclaimed,
+                Loss::NotRunning => &mut self.attempts_not_running,
+                Loss::GrantExpired => &mut self.attempts_expired,
+                Loss::NoProgress => &mut self.attempts_without_progress,
+                Loss::Stopped => &mut self.attempts_stopped,
+                Loss::InputLost => &mut self.attempts_without_input,
+            },
+            Event::Published { .. } => &mut self.payloads_published,
+            Event::PayloadReleased { .. } => &mut self.payloads_released,
+            Event::PayloadLost { .. } => &mut self.payloads_lost,
+            Event::StageReopened { .. } => &mut self.stages_reopened,
+            Event::StageSkipped { .. } => &mut self.stages_skipped,
+            Event::WorkerLost { .. } => &mut self.workers_lost,
+            _ => return,
+        };
+        *counter += 1;
+    }
 }

@@ -108,6 +108,8 @@ pub enum Event {
 pub enum Loss {
     /// Its worker died, or stayed away too long.
     WorkerLost,
+    /// Its worker did not come back after a restart of the server.
+    Unclaimed,
     /// Its worker came back without it: the grant never arrived.
     NotRunning,
     /// Its grant was not renewed.

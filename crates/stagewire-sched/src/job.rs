@@ -1,3 +1,6 @@
+mod apply;
+mod settle;
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -102,7 +105,7 @@ pub enum Phase {
     Queued {
         /// Since when.
         since: Timestamp,
-        /// Whether it was offered or ran before; then it goes first.
+        /// Whether it ran before; then it goes first.
         again: bool,
     },
     /// A worker has been asked.
@@ -129,6 +132,10 @@ pub struct Offering {
     pub since: Timestamp,
     /// When the offer ends.
     pub deadline: Timestamp,
+    /// Since when the stage has waited for a worker.
+    pub queued: Timestamp,
+    /// Whether it ran before.
+    pub again: bool,
     pub(crate) inputs: Vec<PayloadId>,
 }
 

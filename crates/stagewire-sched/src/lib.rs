@@ -63,11 +63,14 @@ mod counters;
 mod effect;
 mod event;
 mod explain;
+mod index;
 mod input;
 mod job;
 mod limits;
+mod queue;
 mod refusal;
 mod sched;
+mod timers;
 mod topology;
 mod worker;
 
@@ -79,6 +82,6 @@ pub use input::{ArtefactInfo, DrainScope, HandleBytes, IdempotencyKey, Input, Pa
 pub use job::{Job, JobState, Losses, Offering, Outcome, Output, Phase, Running, StageRun};
 pub use limits::Limits;
 pub use refusal::Refusal;
-pub use sched::Sched;
+pub use sched::{RestoreError, Sched, Snapshot};
 pub use topology::{EdgeSpec, Flow, OutputSpec, StageKind, StageSpec, Topology, TopologyError};
 pub use worker::{LinkState, Slot, Worker};

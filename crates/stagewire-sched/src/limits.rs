@@ -5,7 +5,8 @@ use std::time::Duration;
 pub struct Limits {
     /// An offer that is not accepted for so long is withdrawn.
     pub offer: Duration,
-    /// A worker that declined an offer, or let it run out, gets no other one for so long.
+    /// A worker that declined an offer, or let it run out, gets no other one for so long; twice as long with each offer
+    /// in a row, up to 64 times.
     pub pause: Duration,
     /// A grant that is not renewed for so long is lost.
     pub grant: Duration,
@@ -30,6 +31,11 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// How long a worker pauses that has missed so many offers in a row.
+    pub(crate) fn pause_after(&self, misses: u32) -> Duration {
+        self.pause.saturating_mul(1 << misses.saturating_sub(1).min(6))
+    }
+
     /// How often a worker should renew its grants: three times within [`Limits::grant`].
     pub fn renew_interval(&self) -> Duration {
         self.grant / 3

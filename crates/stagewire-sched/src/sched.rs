@@ -1,17 +1,48 @@
+mod apply;
+mod attach;
+mod attempt;
+mod cancel;
+mod check;
+mod drain;
+mod explain;
+mod lost;
+mod offer;
+mod payload;
+mod plan;
+mod poll;
+mod restart;
+mod snapshot;
+mod submit;
+
 use std::collections::BTreeMap;
 
-use stagewire_core::{Epoch, Incarnation, JobId, Timestamp};
+use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
 
-use crate::{Counters, Decision, Event, Input, Job, Limits, Refusal, Topology, Waiting, Worker};
+use crate::index::Index;
+use crate::topology::StageIndex;
+use crate::{Counters, Decision, Event, Input, Job, Limits, Refusal, Topology, Worker};
+
+pub use snapshot::{RestoreError, Snapshot};
 
 /// The scheduler of one pipeline.
+///
+/// It keeps what it was told by events, and an index of that. The cost of an input does not grow with the number of
+/// jobs, but for its logarithm.
 #[derive(Debug, Clone)]
 pub struct Sched {
     topology: Topology,
     limits: Limits,
     epoch: Epoch,
+    /// No offers and no new jobs.
+    draining: bool,
+    /// Number of the next job.
+    next_number: u64,
     jobs: BTreeMap<JobId, Job>,
+    keys: BTreeMap<String, JobId>,
     workers: BTreeMap<Incarnation, Worker>,
+    /// How many slots are used by attempts of a job that were told to stop.
+    stopping: BTreeMap<JobId, u32>,
+    index: Index,
     counters: Counters,
 }
 
@@ -20,11 +51,16 @@ impl Sched {
     /// [`Input::Restarted`].
     pub fn new(topology: Topology, limits: Limits) -> Self {
         Self {
+            index: Index::new(&topology),
             topology,
             limits,
             epoch: Epoch::default(),
+            draining: false,
+            next_number: 0,
             jobs: BTreeMap::new(),
+            keys: BTreeMap::new(),
             workers: BTreeMap::new(),
+            stopping: BTreeMap::new(),
             counters: Counters::default(),
         }
     }
@@ -32,20 +68,58 @@ impl Sched {
     /// What follows from an input. Reads only.
     ///
     /// # Errors
-    /// [`Refusal`] where the input contradicts the state; then nothing follows.
+    /// [`Refusal`] where the input contradicts the state; then nothing follows. What a worker sends is refused with class
+    /// `Fenced` where its attempt was superseded; send it a refusal, on which it stops the attempt and drops the payload.
     pub fn decide(&self, now: Timestamp, input: Input) -> Result<Decision, Refusal> {
-        let _ = (now, input);
-        Ok(Decision::default())
+        match input {
+            Input::Restarted { epoch } => self.restarted(now, epoch),
+            Input::Submit { job, params, key } => self.submit(now, job, params, key),
+            Input::Cancel { job } => self.cancel(now, job),
+            Input::WorkerAttached {
+                worker,
+                running,
+                holding,
+            } => self.worker_attached(now, worker, running, &holding),
+            Input::WorkerAway { worker } => Ok(self.worker_away(now, worker)),
+            Input::WorkerLost { worker } => Ok(self.worker_lost(now, worker)),
+            Input::Accept { worker, token } => self.accept(now, worker, token),
+            Input::Decline { worker, token, .. } => self.decline(now, worker, token),
+            Input::Renew {
+                worker,
+                token,
+                sequence,
+                progress,
+            } => self.renew(worker, token, sequence, progress),
+            Input::Published { worker, token, payload } => self.published(now, worker, token, payload),
+            Input::Completed {
+                worker,
+                token,
+                result,
+                handovers,
+            } => self.completed(now, worker, token, result, handovers),
+            Input::Failed {
+                worker,
+                token,
+                failure,
+                lost,
+            } => self.failed(now, worker, token, failure, lost),
+            Input::Stopped { worker, token } => self.stopped(now, worker, token),
+            Input::PayloadLost { payload } => Ok(self.payload_lost(now, payload)),
+            Input::Drain { scope } => self.drain(scope),
+            Input::Poll => Ok(self.poll(now)),
+        }
     }
 
     /// Makes a decided event true. Total: an event that does not fit the state does nothing.
     pub fn apply(&mut self, at: Timestamp, event: &Event) {
-        let _ = (at, event);
+        if self.change(at, event) {
+            self.counters.count(event);
+        }
     }
 
     /// When to decide [`Input::Poll`] next, if nothing happens before, and what will be due.
     pub fn poll_timeout(&self) -> Option<(Timestamp, &'static str)> {
-        None
+        self.index.timers.first().map(|(at, timer)| (at, timer.name()))
     }
 
     /// The pipeline.
@@ -63,6 +137,11 @@ impl Sched {
         self.epoch
     }
 
+    /// Whether there are no offers and no new jobs until the server restarts.
+    pub const fn is_draining(&self) -> bool {
+        self.draining
+    }
+
     /// The job of this id.
     pub fn job(&self, job: JobId) -> Option<&Job> {
         self.jobs.get(&job)
@@ -73,15 +152,44 @@ impl Sched {
         self.jobs.values()
     }
 
+    /// Number of jobs that have not ended.
+    pub fn active_jobs(&self) -> usize {
+        self.index.active.len()
+    }
+
+    /// The worker of this incarnation.
+    pub fn worker(&self, worker: Incarnation) -> Option<&Worker> {
+        self.workers.get(&worker)
+    }
+
     /// All workers that are attached or may come back, by incarnation.
     pub fn workers(&self) -> impl Iterator<Item = &Worker> {
         self.workers.values()
     }
 
-    /// Why the job has not ended: one entry for each stage that is not done. Empty for a job that has ended or is unknown.
-    pub fn explain(&self, now: Timestamp, job: JobId) -> Vec<Waiting> {
-        let _ = (now, job);
-        Vec::new()
+    /// Number of jobs that only lack a worker or a credit for this stage.
+    pub fn queued(&self, stage: &StageName) -> usize {
+        self.topology
+            .find(stage)
+            .map_or(0, |stage| self.index.queues[stage.get()].ready.len())
+    }
+
+    /// Number of payloads of this stage that are held or being made.
+    pub fn held(&self, stage: &StageName) -> u32 {
+        self.topology
+            .find(stage)
+            .map_or(0, |stage| self.index.queues[stage.get()].held)
+    }
+
+    /// Number of payloads that are published and not released.
+    pub fn live_payloads(&self) -> usize {
+        self.index.payloads.len()
+    }
+
+    /// The job and stage whose output this payload is, while it can be read.
+    pub fn payload_owner(&self, payload: PayloadId) -> Option<(JobId, &StageName)> {
+        let (job, stage) = self.index.payloads.get(&payload)?;
+        Some((*job, self.topology.name(*stage)))
     }
 
     /// What has happened so far.
@@ -89,11 +197,15 @@ impl Sched {
         self.counters
     }
 
-    /// Proves the guarantees from the state. Takes time in proportion to it: for tests and debug builds.
-    ///
-    /// # Errors
-    /// What does not hold.
-    pub fn check(&self) -> Result<(), String> {
-        Ok(())
+    /// The worker, if its stream is up.
+    fn attached(&self, worker: Incarnation) -> Result<&Worker, Refusal> {
+        let known = self.workers.get(&worker).filter(|known| known.is_attached());
+        known.ok_or(Refusal::UnknownWorker { worker })
+    }
+
+    /// The job and stage that was offered, runs or was done with this token.
+    fn find(&self, token: Token) -> Option<(&Job, StageIndex)> {
+        let job = self.jobs.get(&token.job)?;
+        Some((job, job.find(token)?))
     }
 }

@@ -93,7 +93,7 @@ pub struct OutputSpec {
 pub(crate) struct StageIndex(u8);
 
 impl StageIndex {
-    fn new(position: usize) -> Self {
+    pub(crate) fn new(position: usize) -> Self {
         Self(u8::try_from(position).expect("a topology has at most 64 stages"))
     }
 

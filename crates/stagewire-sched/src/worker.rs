@@ -14,6 +14,8 @@ pub struct Worker {
     pub(crate) link: LinkState,
     pub(crate) draining: bool,
     pub(crate) paused_until: Option<Timestamp>,
+    /// Offers in a row that it declined or did not answer.
+    pub(crate) misses: u32,
     pub(crate) slots: BTreeMap<Token, Slot>,
     pub(crate) unclaimed: BTreeSet<PayloadId>,
 }
@@ -88,7 +90,56 @@ impl Worker {
         self.advertised().saturating_sub(self.used())
     }
 
-    fn used(&self) -> u32 {
+    /// Whether it may get offers, were a slot free.
+    pub(crate) fn takes_offers(&self) -> bool {
+        self.is_attached() && !self.draining && self.paused_until.is_none()
+    }
+
+    pub(crate) const fn is_attached(&self) -> bool {
+        matches!(self.link, LinkState::Attached)
+    }
+
+    pub(crate) const fn away_until(&self) -> Option<Timestamp> {
+        match self.link {
+            LinkState::Away { until } => Some(until),
+            LinkState::Attached => None,
+        }
+    }
+
+    /// A worker that is known only from what it runs and holds: it has not attached since the server restarted.
+    pub(crate) const fn ghost(incarnation: Incarnation, stage: StageName, until: Timestamp) -> Self {
+        Self {
+            incarnation,
+            stage,
+            info: None,
+            link: LinkState::Away { until },
+            draining: false,
+            paused_until: None,
+            misses: 0,
+            slots: BTreeMap::new(),
+            unclaimed: BTreeSet::new(),
+        }
+    }
+
+    /// Tokens whose slot is in this use.
+    pub(crate) fn tokens(&self, usage: impl Fn(Slot) -> bool) -> impl Iterator<Item = Token> {
+        self.slots.iter().filter(move |slot| usage(*slot.1)).map(|slot| *slot.0)
+    }
+
+    pub(crate) fn used(&self) -> u32 {
         u32::try_from(self.slots.len()).unwrap_or(u32::MAX)
+    }
+}
+
+impl Slot {
+    pub(crate) const fn is_stopping(self) -> bool {
+        matches!(self, Self::Stopping { .. })
+    }
+
+    pub(crate) const fn stop_deadline(self) -> Option<Timestamp> {
+        match self {
+            Self::Stopping { until } => Some(until),
+            Self::Reserved | Self::Running => None,
+        }
     }
 }

@@ -1,0 +1,218 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp};
+
+use crate::job::{Job, Phase};
+use crate::queue::{Queue, Rank};
+use crate::timers::{Timer, Timers};
+use crate::topology::{StageIndex, Topology};
+use crate::worker::Worker;
+use crate::{Holder, Limits};
+
+/// Everything that is looked up by another key than a job's or worker's id. It holds nothing that does not follow from
+/// jobs and workers, and is kept up to date by comparing their marks before and after a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Index {
+    /// One for each stage.
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) timers: Timers,
+    /// Where a live payload belongs.
+    pub(crate) payloads: BTreeMap<PayloadId, (JobId, StageIndex)>,
+    /// Live payloads by who holds them.
+    pub(crate) held_by: BTreeMap<Holder, BTreeSet<PayloadId>>,
+    /// Jobs that have not ended, the oldest first.
+    pub(crate) active: BTreeSet<(u64, JobId)>,
+    /// Jobs that have ended, the first to end first.
+    pub(crate) ended: BTreeSet<(Timestamp, JobId)>,
+    /// Workers with payloads that are not published yet.
+    pub(crate) unclaimed: BTreeSet<Incarnation>,
+}
+
+/// What the index holds of one stage of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StageMark {
+    rank: Option<Rank>,
+    deadline: Option<(Timestamp, Timer)>,
+    payload: Option<(PayloadId, Holder)>,
+    credit: bool,
+}
+
+/// What the index holds of a job.
+#[derive(Debug)]
+pub(crate) struct JobMark {
+    job: JobId,
+    number: u64,
+    ended: Option<Timestamp>,
+    cancel: Option<Timestamp>,
+    stages: Vec<StageMark>,
+}
+
+/// What the index holds of a worker, its slots' deadlines apart.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WorkerMark {
+    worker: Incarnation,
+    free: Option<(StageIndex, u32)>,
+    away: Option<Timestamp>,
+    resume: Option<Timestamp>,
+    unclaimed: bool,
+}
+
+impl JobMark {
+    pub(crate) fn of(topology: &Topology, limits: &Limits, job: &Job) -> Self {
+        let mark = |stage: StageIndex| {
+            let run = job.run(stage);
+            let rank = match run.phase {
+                Phase::Queued { again, .. } => Some(Rank::new(again, job.number, job.id)),
+                _ => None,
+            };
+            let deadline = match &run.phase {
+                Phase::Offered(offer) => Some((offer.deadline, Timer::Offer(job.id, stage))),
+                Phase::Running(attempt) => Some((attempt.deadline, Timer::Attempt(job.id, stage))),
+                _ => None,
+            };
+            let live = run.output.live().map(|payload| payload.id);
+            let making = matches!(run.phase, Phase::Offered(_) | Phase::Running(_));
+            StageMark {
+                rank,
+                deadline,
+                payload: live.zip(run.output.holder()),
+                credit: (making || live.is_some()) && !topology.consumers(stage).is_empty(),
+            }
+        };
+        Self {
+            job: job.id,
+            number: job.number,
+            ended: job.ended(),
+            cancel: job.cancel_deadline(limits),
+            stages: topology.indices().map(mark).collect(),
+        }
+    }
+}
+
+impl WorkerMark {
+    pub(crate) fn of(topology: &Topology, worker: &Worker) -> Self {
+        let takes_offers = worker.takes_offers() && worker.free() > 0;
+        Self {
+            worker: worker.incarnation,
+            free: topology
+                .find(&worker.stage)
+                .filter(|_| takes_offers)
+                .map(|stage| (stage, worker.used())),
+            away: worker.away_until(),
+            resume: worker.paused_until,
+            unclaimed: !worker.unclaimed.is_empty(),
+        }
+    }
+}
+
+impl Index {
+    pub(crate) fn new(topology: &Topology) -> Self {
+        Self {
+            queues: vec![Queue::default(); topology.stages().len()],
+            timers: Timers::default(),
+            payloads: BTreeMap::new(),
+            held_by: BTreeMap::new(),
+            active: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            unclaimed: BTreeSet::new(),
+        }
+    }
+
+    /// Moves a job from one mark to another; `None` is a job that does not exist.
+    pub(crate) fn move_job(&mut self, before: Option<&JobMark>, after: Option<&JobMark>) {
+        let stages = |mark: Option<&JobMark>| mark.map_or(0, |mark| mark.stages.len());
+        for position in 0..stages(before).max(stages(after)) {
+            let at = |mark: Option<&JobMark>| {
+                mark.and_then(|mark| mark.stages.get(position).map(|stage| (mark.job, *stage)))
+            };
+            let (old, new) = (at(before), at(after));
+            if old != new {
+                let stage = StageIndex::new(position);
+                if let Some((_, mark)) = old {
+                    self.remove_stage(stage, mark);
+                }
+                if let Some((job, mark)) = new {
+                    self.insert_stage(job, stage, mark);
+                }
+            }
+        }
+        if let Some(mark) = before {
+            self.timers.clear(mark.cancel, Timer::Cancel(mark.job));
+            match mark.ended {
+                Some(at) => self.ended.remove(&(at, mark.job)),
+                None => self.active.remove(&(mark.number, mark.job)),
+            };
+        }
+        if let Some(mark) = after {
+            self.timers.set(mark.cancel, Timer::Cancel(mark.job));
+            match mark.ended {
+                Some(at) => self.ended.insert((at, mark.job)),
+                None => self.active.insert((mark.number, mark.job)),
+            };
+        }
+    }
+
+    fn remove_stage(&mut self, stage: StageIndex, mark: StageMark) {
+        let queue = &mut self.queues[stage.get()];
+        if let Some(rank) = mark.rank {
+            queue.ready.remove(&rank);
+        }
+        queue.held -= u32::from(mark.credit);
+        if let Some((deadline, timer)) = mark.deadline {
+            self.timers.clear(Some(deadline), timer);
+        }
+        if let Some((payload, holder)) = mark.payload {
+            self.payloads.remove(&payload);
+            if let Some(held) = self.held_by.get_mut(&holder) {
+                held.remove(&payload);
+                if held.is_empty() {
+                    self.held_by.remove(&holder);
+                }
+            }
+        }
+    }
+
+    fn insert_stage(&mut self, job: JobId, stage: StageIndex, mark: StageMark) {
+        let queue = &mut self.queues[stage.get()];
+        if let Some(rank) = mark.rank {
+            queue.ready.insert(rank);
+        }
+        queue.held += u32::from(mark.credit);
+        if let Some((deadline, timer)) = mark.deadline {
+            self.timers.set(Some(deadline), timer);
+        }
+        if let Some((payload, holder)) = mark.payload {
+            self.payloads.insert(payload, (job, stage));
+            self.held_by.entry(holder).or_default().insert(payload);
+        }
+    }
+
+    /// Moves a worker from one mark to another; `None` is a worker that does not exist.
+    pub(crate) fn move_worker(&mut self, before: Option<WorkerMark>, after: Option<WorkerMark>) {
+        if let Some(mark) = before {
+            if let Some((stage, used)) = mark.free {
+                self.queues[stage.get()].free.remove(&(used, mark.worker));
+            }
+            self.timers.clear(mark.away, Timer::Away(mark.worker));
+            self.timers.clear(mark.resume, Timer::Resume(mark.worker));
+            if mark.unclaimed {
+                self.unclaimed.remove(&mark.worker);
+            }
+        }
+        if let Some(mark) = after {
+            if let Some((stage, used)) = mark.free {
+                self.queues[stage.get()].free.insert((used, mark.worker));
+            }
+            self.timers.set(mark.away, Timer::Away(mark.worker));
+            self.timers.set(mark.resume, Timer::Resume(mark.worker));
+            if mark.unclaimed {
+                self.unclaimed.insert(mark.worker);
+            }
+        }
+    }
+
+    /// Live payloads of a holder.
+    pub(crate) fn payloads_of(&self, holder: Holder) -> impl Iterator<Item = PayloadId> {
+        self.held_by.get(&holder).into_iter().flatten().copied()
+    }
+}

@@ -1,0 +1,338 @@
+use std::sync::Arc;
+
+use stagewire_core::{Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
+
+use super::{Job, JobState, Losses, Offering, Output, Phase, Running, StageRun};
+use crate::topology::{Flow, Link, StageIndex, Topology};
+use crate::{Event, IdempotencyKey, Limits, Loss};
+
+impl Job {
+    pub(crate) fn new(
+        topology: &Topology,
+        id: JobId,
+        number: u64,
+        params: &Arc<str>,
+        key: Option<&IdempotencyKey>,
+        at: Timestamp,
+    ) -> Self {
+        let stage = |spec: &crate::StageSpec| StageRun {
+            name: spec.name.clone(),
+            phase: Phase::Blocked {
+                since: at,
+                again: false,
+            },
+            output: Output::None,
+            failures: 0,
+            last_failure: None,
+            result: None,
+        };
+        let mut job = Self {
+            id,
+            number,
+            params: Arc::clone(params),
+            key: key.cloned(),
+            submitted: at,
+            state: JobState::Active,
+            stages: topology.stages().iter().map(stage).collect(),
+            next_attempt: 0,
+            losses: Losses::default(),
+        };
+        job.requeue(topology, at);
+        job
+    }
+
+    /// Makes an event of this job true. Returns false, and changes nothing, where it does not fit the state.
+    pub(crate) fn apply(&mut self, topology: &Topology, limits: &Limits, at: Timestamp, event: &Event) -> bool {
+        let fits = self.change(topology, limits, at, event).is_some();
+        if fits {
+            self.requeue(topology, at);
+        }
+        fits
+    }
+
+    fn change(&mut self, topology: &Topology, limits: &Limits, at: Timestamp, event: &Event) -> Option<()> {
+        match event {
+            Event::Offered { token, stage, worker } => self.offer(topology, limits, at, *token, stage, *worker),
+            Event::OfferEnded { token, .. } => self.end_offer(*token),
+            Event::AttemptGranted { token, stage, worker } => self.grant(topology, limits, at, *token, stage, *worker),
+            Event::Renewed {
+                token,
+                sequence,
+                progress,
+            } => self.renew(topology, limits, at, *token, *sequence, progress.as_ref()),
+            Event::Published { token, payload } => {
+                let stage = self.running(*token)?;
+                let run = &mut self.stages[stage.get()];
+                if run.output.live().is_some() || topology.consumers(stage).is_empty() {
+                    return None;
+                }
+                run.output = Output::Live {
+                    payload: payload.clone(),
+                    token: *token,
+                    worker: run.phase.worker()?,
+                };
+                Some(())
+            }
+            Event::AttemptCompleted { token, result, .. } => {
+                let stage = self.running(*token)?;
+                let last = topology.consumers(stage).is_empty();
+                let run = &mut self.stages[stage.get()];
+                if !last && run.output.live().is_none() {
+                    return None;
+                }
+                run.phase = Phase::Done {
+                    since: at,
+                    token: Some(*token),
+                };
+                run.result = if last { result.clone() } else { None };
+                run.last_failure = None;
+                Some(())
+            }
+            Event::AttemptFailed { token, failure } => {
+                let run = self.end_attempt(at, *token, failure)?;
+                run.failures = run.failures.saturating_add(1);
+                Some(())
+            }
+            Event::AttemptLost { token, loss, failure } => {
+                self.end_attempt(at, *token, failure)?;
+                self.losses.count(*loss);
+                Some(())
+            }
+            Event::AttemptFenced { token, failure } => self.end_attempt(at, *token, failure).map(drop),
+            Event::PayloadLost { stage, payload, .. } | Event::PayloadReleased { stage, payload, .. } => {
+                self.end_payload(topology, stage, *payload)
+            }
+            Event::StageReopened { stage, .. } => {
+                let stage = topology.find(stage)?;
+                let run = self.stages.get_mut(stage.get())?;
+                let again = run.phase.is_done() && run.output.live().is_none() && !topology.consumers(stage).is_empty();
+                again.then(|| run.phase = Phase::Blocked { since: at, again })
+            }
+            Event::StageSkipped { stage, .. } => {
+                let run = self.stages.get_mut(topology.find(stage)?.get())?;
+                run.phase.is_idle().then(|| {
+                    run.phase = Phase::Done { since: at, token: None };
+                })
+            }
+            Event::JobCancelling { .. } => {
+                let active = self.state == JobState::Active;
+                active.then(|| self.state = JobState::Cancelling { since: at })
+            }
+            Event::JobEnded { outcome, .. } => {
+                let at_rest = |run: &StageRun| run.phase.worker().is_none() && run.output.live().is_none();
+                let ends = self.ended().is_none() && self.stages.iter().all(at_rest);
+                ends.then(|| {
+                    self.state = JobState::Ended {
+                        outcome: outcome.clone(),
+                        at,
+                    };
+                })
+            }
+            _ => None,
+        }
+    }
+
+    fn offer(
+        &mut self,
+        topology: &Topology,
+        limits: &Limits,
+        at: Timestamp,
+        token: Token,
+        stage: &StageName,
+        worker: Incarnation,
+    ) -> Option<()> {
+        let stage = topology.find(stage)?;
+        let Phase::Queued { since, again } = self.stages[stage.get()].phase else {
+            return None;
+        };
+        let inputs = self
+            .input_payloads(topology, stage)
+            .filter(|_| self.find(token).is_none())?;
+        self.stages[stage.get()].phase = Phase::Offered(Offering {
+            token,
+            worker,
+            since: at,
+            deadline: at + limits.offer,
+            queued: since,
+            again,
+            inputs,
+        });
+        self.count_attempt(token);
+        Some(())
+    }
+
+    /// The stage waits again, as if it had not been offered.
+    fn end_offer(&mut self, token: Token) -> Option<()> {
+        let stage = self.find(token)?;
+        let phase = &mut self.stages[stage.get()].phase;
+        let Phase::Offered(offer) = phase else { return None };
+        let (since, again) = (offer.queued, offer.again);
+        *phase = Phase::Queued { since, again };
+        Some(())
+    }
+
+    fn grant(
+        &mut self,
+        topology: &Topology,
+        limits: &Limits,
+        at: Timestamp,
+        token: Token,
+        stage: &StageName,
+        worker: Incarnation,
+    ) -> Option<()> {
+        let stage = topology.find(stage)?;
+        let inputs = match &self.stages[stage.get()].phase {
+            Phase::Offered(offer) if offer.token == token && offer.worker == worker => offer.inputs.clone(),
+            // In a replay there was no offer.
+            Phase::Queued { .. } if self.find(token).is_none() => self.input_payloads(topology, stage)?,
+            _ => return None,
+        };
+        let run = &mut self.stages[stage.get()];
+        run.output = Output::None;
+        run.phase = Phase::Running(Running {
+            token,
+            worker,
+            since: at,
+            deadline: at + limits.grant.min(topology.spec(stage).no_progress),
+            progress: None,
+            sequence: 0,
+            progressed: at,
+            inputs,
+        });
+        self.count_attempt(token);
+        Some(())
+    }
+
+    fn renew(
+        &mut self,
+        topology: &Topology,
+        limits: &Limits,
+        at: Timestamp,
+        token: Token,
+        sequence: u64,
+        progress: Option<&Progress>,
+    ) -> Option<()> {
+        let stage = self.running(token)?;
+        let attempt = self.attempt_mut(stage)?;
+        if sequence > attempt.sequence {
+            attempt.sequence = sequence;
+            attempt.progressed = at;
+            attempt.progress = progress.cloned().or(attempt.progress.take());
+        }
+        attempt.deadline = (at + limits.grant).min(attempt.progressed + topology.spec(stage).no_progress);
+        Some(())
+    }
+
+    /// Keeps a running attempt until then, whether or not it is renewed: its worker cannot be reached.
+    pub(crate) fn hold(&mut self, token: Token, until: Timestamp) {
+        if let Some(attempt) = self.running(token).and_then(|stage| self.attempt_mut(stage)) {
+            attempt.deadline = until;
+        }
+    }
+
+    /// Starts the deadlines of a running attempt anew: its worker can be reached again.
+    pub(crate) fn resume(&mut self, topology: &Topology, limits: &Limits, token: Token, at: Timestamp) {
+        if let Some(stage) = self.running(token)
+            && let Some(attempt) = self.attempt_mut(stage)
+        {
+            attempt.progressed = at;
+            attempt.deadline = at + limits.grant.min(topology.spec(stage).no_progress);
+        }
+    }
+
+    /// Ends a running attempt without an output: what it published is void.
+    fn end_attempt(&mut self, at: Timestamp, token: Token, failure: &Failure) -> Option<&mut StageRun> {
+        let stage = self.running(token)?;
+        let run = &mut self.stages[stage.get()];
+        run.phase = Phase::Blocked { since: at, again: true };
+        run.last_failure = Some(failure.clone());
+        if let Some(payload) = run.output.live().map(|payload| payload.id) {
+            run.output = Output::Gone { payload, sealed: false };
+        }
+        Some(run)
+    }
+
+    fn end_payload(&mut self, topology: &Topology, stage: &StageName, payload: PayloadId) -> Option<()> {
+        let run = self.stages.get_mut(topology.find(stage)?.get())?;
+        let fits = run.output.live().is_some_and(|live| live.id == payload);
+        fits.then(|| {
+            let sealed = run.phase.is_done();
+            run.output = Output::Gone { payload, sealed };
+        })
+    }
+
+    /// Sorts the stages that neither run nor are done into those that wait for inputs and those that wait for a worker.
+    fn requeue(&mut self, topology: &Topology, at: Timestamp) {
+        for stage in topology.indices() {
+            let ready = self.state == JobState::Active && self.is_ready(topology, stage);
+            let phase = &mut self.stages[stage.get()].phase;
+            match *phase {
+                Phase::Blocked { again, .. } if ready => *phase = Phase::Queued { since: at, again },
+                Phase::Queued { again, .. } if !ready => *phase = Phase::Blocked { since: at, again },
+                _ => (),
+            }
+        }
+    }
+
+    fn is_ready(&self, topology: &Topology, stage: StageIndex) -> bool {
+        topology.inputs(stage).iter().all(|link| self.has_input(link))
+    }
+
+    /// Whether a consumer may start to read this input.
+    pub(crate) fn has_input(&self, link: &Link) -> bool {
+        let producer = self.run(link.from);
+        producer.output.live().is_some() && (producer.phase.is_done() || matches!(link.flow, Flow::Stream { .. }))
+    }
+
+    /// The payloads that an attempt of this stage would read, once all are there.
+    fn input_payloads(&self, topology: &Topology, stage: StageIndex) -> Option<Vec<PayloadId>> {
+        let inputs = topology.inputs(stage).iter();
+        inputs
+            .map(|link| self.run(link.from).output.live().map(|payload| payload.id))
+            .collect()
+    }
+
+    fn count_attempt(&mut self, token: Token) {
+        self.next_attempt = self.next_attempt.max(token.attempt.0.saturating_add(1));
+    }
+
+    pub(crate) fn run(&self, stage: StageIndex) -> &StageRun {
+        &self.stages[stage.get()]
+    }
+
+    fn attempt_mut(&mut self, stage: StageIndex) -> Option<&mut Running> {
+        match &mut self.stages[stage.get()].phase {
+            Phase::Running(attempt) => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// The stage that was offered, runs or was done with this token.
+    pub(crate) fn find(&self, token: Token) -> Option<StageIndex> {
+        let position = self.stages.iter().position(|run| run.phase.token() == Some(token))?;
+        Some(StageIndex::new(position))
+    }
+
+    /// Who was offered, or runs, the attempt.
+    pub(crate) fn worker_of(&self, token: Token) -> Option<Incarnation> {
+        self.run(self.find(token)?).phase.worker()
+    }
+
+    /// The stage that runs with this token.
+    pub(crate) fn running(&self, token: Token) -> Option<StageIndex> {
+        let stage = self.find(token)?;
+        matches!(self.run(stage).phase, Phase::Running(_)).then_some(stage)
+    }
+}
+
+impl Losses {
+    fn count(&mut self, loss: Loss) {
+        let count = match loss {
+            Loss::WorkerLost => &mut self.killed_workers,
+            Loss::GrantExpired | Loss::NoProgress | Loss::Stopped => &mut self.expired,
+            Loss::InputLost => &mut self.lost_inputs,
+            Loss::Unclaimed | Loss::NotRunning => return,
+        };
+        *count = count.saturating_add(1);
+    }
+}

@@ -1,0 +1,227 @@
+//! What follows for a job from its own state: each step is an event, and a settled job has none left.
+
+use stagewire_core::{ErrorClass, Failure, Timestamp};
+
+use super::{Job, JobState, Output, Phase};
+use crate::topology::{StageIndex, Topology};
+use crate::{Event, Limits, OfferEnd, Outcome};
+
+impl Job {
+    /// The next thing that must happen, given how many of its superseded attempts have not stopped yet.
+    pub(crate) fn next_step(&self, topology: &Topology, limits: &Limits, stopping: u32) -> Option<Event> {
+        match &self.state {
+            JobState::Ended { .. } => None,
+            JobState::Cancelling { .. } => {
+                let failure = || Failure::new(ErrorClass::Cancelled, "job.cancelled", self.says("was cancelled"));
+                let end = || (stopping == 0).then(|| self.end(Outcome::Cancelled));
+                self.wind_down(failure).or_else(end)
+            }
+            JobState::Active => match self.verdict(topology, limits) {
+                Some(failure) => Some(self.fail(failure)),
+                None => self
+                    .fence(topology)
+                    .or_else(|| self.release(topology))
+                    .or_else(|| self.skip(topology))
+                    .or_else(|| self.reopen(topology))
+                    .or_else(|| self.succeed()),
+            },
+        }
+    }
+
+    /// The next thing on the way to failing.
+    pub(crate) fn fail(&self, failure: Failure) -> Event {
+        let revoked = || {
+            Failure::new(
+                ErrorClass::Cancelled,
+                "job.failed",
+                self.says("failed in another stage"),
+            )
+        };
+        self.wind_down(revoked)
+            .unwrap_or_else(|| self.end(Outcome::Failed(failure)))
+    }
+
+    fn end(&self, outcome: Outcome) -> Event {
+        Event::JobEnded { job: self.id, outcome }
+    }
+
+    /// Takes back offers, attempts and payloads of a job that is going to end.
+    fn wind_down(&self, failure: impl Fn() -> Failure) -> Option<Event> {
+        self.stages
+            .iter()
+            .find_map(|run| match (&run.phase, run.output.live()) {
+                (Phase::Offered(offer), _) => Some(Event::OfferEnded {
+                    token: offer.token,
+                    end: OfferEnd::Withdrawn,
+                }),
+                (Phase::Running(attempt), _) => Some(Event::AttemptFenced {
+                    token: attempt.token,
+                    failure: failure(),
+                }),
+                (_, Some(payload)) => Some(Event::PayloadReleased {
+                    job: self.id,
+                    stage: run.name.clone(),
+                    payload: payload.id,
+                }),
+                _ => None,
+            })
+    }
+
+    /// Why the job must not be tried again.
+    fn verdict(&self, topology: &Topology, limits: &Limits) -> Option<Failure> {
+        for stage in topology.indices() {
+            let (run, spec) = (self.run(stage), topology.spec(stage));
+            if run.failures >= spec.max_attempts {
+                let otherwise = || {
+                    let message = self.says(&format!("failed {} times in stage {}", run.failures, run.name));
+                    Failure::new(ErrorClass::Internal, "job.failures", message)
+                };
+                return Some(run.last_failure.clone().unwrap_or_else(otherwise));
+            }
+        }
+        let losses = self.losses;
+        let of = |count: u32, limit: u32| (count >= limit).then_some(count);
+        if let Some(count) = of(losses.killed_workers, limits.max_killed_workers) {
+            let message = self.says(&format!(
+                "was running on {count} workers that died, and is not tried on another"
+            ));
+            return Some(Failure::new(ErrorClass::Internal, "job.killed_workers", message));
+        }
+        if let Some(count) = of(losses.expired, limits.max_expired) {
+            let message = self.says(&format!(
+                "had {count} attempts that fell silent or stopped, and is not tried again"
+            ));
+            return Some(Failure::new(ErrorClass::Deadline, "job.attempts_expired", message));
+        }
+        let count = of(losses.lost_inputs, limits.max_lost_inputs)?;
+        let message = self.says(&format!(
+            "could not read its inputs {count} times, and is not tried again; can its workers reach each other?"
+        ));
+        Some(Failure::new(ErrorClass::Unavailable, "job.inputs_lost", message))
+    }
+
+    /// Takes back what reads, or makes, a payload that will never be complete, and offers whose input is gone.
+    fn fence(&self, topology: &Topology) -> Option<Event> {
+        topology.indices().find_map(|stage| match &self.run(stage).phase {
+            Phase::Offered(offer) => {
+                let links = topology.inputs(stage).iter().zip(&offer.inputs);
+                let gone = links.into_iter().any(|(link, payload)| {
+                    self.run(link.from).output.live().is_none_or(|live| live.id != *payload)
+                });
+                gone.then_some(Event::OfferEnded {
+                    token: offer.token,
+                    end: OfferEnd::Withdrawn,
+                })
+            }
+            Phase::Running(attempt) => {
+                let void = |output: &Output, wanted| {
+                    matches!(output, Output::Gone { payload, sealed: false } if wanted == Some(*payload))
+                };
+                let own = match self.run(stage).output {
+                    Output::Gone { payload, .. } => Some((stage, payload)),
+                    Output::None | Output::Live { .. } => None,
+                };
+                let input = topology.inputs(stage).iter().zip(&attempt.inputs).find_map(|(link, payload)| {
+                    void(&self.run(link.from).output, Some(*payload)).then_some((link.from, *payload))
+                });
+                let (producer, payload) = own.or(input)?;
+                let message = format!(
+                    "payload {payload} of stage {} is gone before it was complete: attempt {} of stage {} cannot end well",
+                    topology.name(producer),
+                    attempt.token,
+                    topology.name(stage)
+                );
+                let failure = Failure::new(ErrorClass::Fenced, "payload.void", message);
+                Some(Event::AttemptFenced {
+                    token: attempt.token,
+                    failure,
+                })
+            }
+            _ => None,
+        })
+    }
+
+    /// Lets go of a payload that nobody can need any more.
+    fn release(&self, topology: &Topology) -> Option<Event> {
+        let safe = self.safe_stages(topology);
+        topology.indices().find_map(|stage| {
+            let run = self.run(stage);
+            let payload = run.output.live().filter(|_| run.phase.is_done())?;
+            let mut consumers = topology.consumers(stage).iter();
+            let consumed = consumers.all(|consumer| safe & bit(*consumer) != 0);
+            consumed.then(|| Event::PayloadReleased {
+                job: self.id,
+                stage: run.name.clone(),
+                payload: payload.id,
+            })
+        })
+    }
+
+    /// Stages that need their inputs no more, as a bit set: those that are done, where what they made is a result, is in
+    /// a store, or is itself needed no more.
+    fn safe_stages(&self, topology: &Topology) -> u64 {
+        let mut safe = 0;
+        for stage in topology.upstream_first().iter().rev().copied() {
+            let run = self.run(stage);
+            let output_safe = match run.output.live() {
+                Some(payload) => payload.stored,
+                None => topology
+                    .consumers(stage)
+                    .iter()
+                    .all(|consumer| safe & bit(*consumer) != 0),
+            };
+            if run.phase.is_done() && output_safe {
+                safe |= bit(stage);
+            }
+        }
+        safe
+    }
+
+    /// Closes a stage whose consumers are all done without it.
+    fn skip(&self, topology: &Topology) -> Option<Event> {
+        topology.indices().find_map(|stage| {
+            let run = self.run(stage);
+            let consumers = topology.consumers(stage);
+            let served = consumers.iter().all(|consumer| self.run(*consumer).phase.is_done());
+            (run.phase.is_idle() && served && !consumers.is_empty()).then(|| Event::StageSkipped {
+                job: self.id,
+                stage: run.name.clone(),
+            })
+        })
+    }
+
+    /// Runs a stage again whose output is gone while a consumer that has not begun waits for it.
+    fn reopen(&self, topology: &Topology) -> Option<Event> {
+        topology.indices().find_map(|stage| {
+            let run = self.run(stage);
+            let gone = run.phase.is_done() && run.output.live().is_none();
+            let mut consumers = topology.consumers(stage).iter();
+            let needed = gone && consumers.any(|consumer| self.run(*consumer).phase.is_idle());
+            needed.then(|| Event::StageReopened {
+                job: self.id,
+                stage: run.name.clone(),
+            })
+        })
+    }
+
+    fn succeed(&self) -> Option<Event> {
+        let done = self.stages.iter().all(|run| run.phase.is_done());
+        done.then(|| self.end(Outcome::Succeeded))
+    }
+
+    fn says(&self, what: &str) -> String {
+        format!("job {} {what}", self.id)
+    }
+
+    /// When a job that is being cancelled is cancelled at the latest.
+    pub(crate) fn cancel_deadline(&self, limits: &Limits) -> Option<Timestamp> {
+        match self.state {
+            JobState::Cancelling { since } => Some(since + limits.cancel),
+            JobState::Active | JobState::Ended { .. } => None,
+        }
+    }
+}
+
+const fn bit(stage: StageIndex) -> u64 {
+    1 << stage.get()
+}

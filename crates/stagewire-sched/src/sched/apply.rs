@@ -1,0 +1,338 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
+
+use super::Sched;
+use crate::index::{JobMark, WorkerMark};
+use crate::job::Job;
+use crate::worker::{LinkState, Slot, Worker};
+use crate::{Event, Holder, OfferEnd, WorkerInfo};
+
+impl Sched {
+    /// Makes an event true. Returns false, and changes nothing, where it does not fit the state.
+    pub(super) fn change(&mut self, at: Timestamp, event: &Event) -> bool {
+        match event {
+            Event::Restarted { epoch } => self.restart(at, *epoch),
+            Event::JobSubmitted { job, params, key } => {
+                let known = self.jobs.contains_key(job);
+                let taken = key.as_ref().is_some_and(|key| self.keys.contains_key(&key.key));
+                if known || taken {
+                    return false;
+                }
+                let new = Job::new(&self.topology, *job, self.next_number, params, key.as_ref(), at);
+                self.insert_job(new);
+                true
+            }
+            Event::JobForgotten { job } => self.forget(*job),
+            Event::WorkerAttached {
+                worker,
+                claimed,
+                stale,
+                unclaimed,
+            } => self.attach(at, worker, claimed, stale, unclaimed),
+            Event::WorkerAway { worker } => self.part(at, *worker, at + self.limits.linger),
+            Event::WorkerLost { worker } => self.lose(at, *worker),
+            Event::WorkerResumed { worker } => self.update_worker(*worker, |worker| worker.paused_until = None),
+            Event::HoldingsSettled { worker } => self.update_worker(*worker, |worker| worker.unclaimed.clear()),
+            Event::WorkerDraining { worker } => self.update_worker(*worker, |worker| worker.draining = true),
+            Event::Draining => !std::mem::replace(&mut self.draining, true),
+            Event::AttemptStopped { worker, token } => {
+                let stopping = self.slot(*worker, *token).is_some_and(Slot::is_stopping);
+                stopping && self.set_slot(*worker, *token, None)
+            }
+            Event::Offered { token, stage, worker } => {
+                let takes = |worker: &Worker| worker.takes_offers() && worker.free() > 0 && worker.stage == *stage;
+                let fits = self.workers.get(worker).is_some_and(takes) && self.change_job(at, token.job, event);
+                fits && self.set_slot(*worker, *token, Some(Slot::Reserved))
+            }
+            Event::OfferEnded { token, end } => self.end_offer(at, *token, *end, event),
+            Event::AttemptGranted { token, stage, worker } => {
+                let fits = self.change_job(at, token.job, event);
+                if fits {
+                    self.ensure_worker(*worker, stage);
+                    self.set_slot(*worker, *token, Some(Slot::Running));
+                    self.update_worker(*worker, |worker| worker.misses = 0);
+                }
+                fits
+            }
+            Event::Published { token, payload } => {
+                let fits = !self.index.payloads.contains_key(&payload.id) && self.change_job(at, token.job, event);
+                if fits && let Some(worker) = self.worker_of(*token) {
+                    self.update_worker(worker, |worker| _ = worker.unclaimed.remove(&payload.id));
+                }
+                fits
+            }
+            Event::AttemptCompleted { token, .. } | Event::AttemptFailed { token, .. } => {
+                self.end_attempt(at, *token, event, false)
+            }
+            Event::AttemptLost { token, loss, .. } => self.end_attempt(at, *token, event, loss.keeps_slot()),
+            Event::AttemptFenced { token, .. } => self.end_attempt(at, *token, event, true),
+            Event::PayloadLost { job, stage, .. } | Event::PayloadReleased { job, stage, .. } => {
+                let holder = self.jobs.get(job).and_then(|job| job.stage(stage)?.output.holder());
+                let fits = self.change_job(at, *job, event);
+                if fits && let Some(Holder::Worker(worker)) = holder {
+                    self.drop_ghost(worker);
+                }
+                fits
+            }
+            Event::StageReopened { job, .. }
+            | Event::StageSkipped { job, .. }
+            | Event::JobCancelling { job }
+            | Event::JobEnded { job, .. } => self.change_job(at, *job, event),
+            Event::Renewed { token, .. } => self.change_job(at, token.job, event),
+        }
+    }
+
+    pub(super) fn insert_job(&mut self, job: Job) {
+        self.next_number = self.next_number.max(job.number.saturating_add(1));
+        if let Some(key) = &job.key {
+            self.keys.insert(key.key.clone(), job.id);
+        }
+        let mark = JobMark::of(&self.topology, &self.limits, &job);
+        self.index.move_job(None, Some(&mark));
+        self.jobs.insert(job.id, job);
+    }
+
+    fn forget(&mut self, job: JobId) -> bool {
+        if self.jobs.get(&job).is_none_or(|job| job.ended().is_none()) {
+            return false;
+        }
+        if let Some(job) = self.jobs.remove(&job) {
+            let mark = JobMark::of(&self.topology, &self.limits, &job);
+            self.index.move_job(Some(&mark), None);
+            if let Some(key) = &job.key {
+                self.keys.remove(&key.key);
+            }
+        }
+        true
+    }
+
+    fn change_job(&mut self, at: Timestamp, job: JobId, event: &Event) -> bool {
+        self.update_job(job, |topology, limits, job| job.apply(topology, limits, at, event))
+    }
+
+    fn update_job(
+        &mut self,
+        job: JobId,
+        change: impl FnOnce(&crate::Topology, &crate::Limits, &mut Job) -> bool,
+    ) -> bool {
+        let Some(job) = self.jobs.get_mut(&job) else {
+            return false;
+        };
+        let before = JobMark::of(&self.topology, &self.limits, job);
+        let changed = change(&self.topology, &self.limits, job);
+        if changed {
+            let after = JobMark::of(&self.topology, &self.limits, job);
+            self.index.move_job(Some(&before), Some(&after));
+        }
+        changed
+    }
+
+    pub(super) fn update_worker(&mut self, worker: Incarnation, change: impl FnOnce(&mut Worker)) -> bool {
+        let Some(worker) = self.workers.get_mut(&worker) else {
+            return false;
+        };
+        let before = WorkerMark::of(&self.topology, worker);
+        change(worker);
+        let after = WorkerMark::of(&self.topology, worker);
+        self.index.move_worker(Some(before), Some(after));
+        true
+    }
+
+    fn slot(&self, worker: Incarnation, token: Token) -> Option<Slot> {
+        self.workers.get(&worker)?.slots.get(&token).copied()
+    }
+
+    /// Who was offered, or runs, the attempt.
+    fn worker_of(&self, token: Token) -> Option<Incarnation> {
+        let (job, stage) = self.find(token)?;
+        job.run(stage).phase.worker()
+    }
+
+    /// Uses a slot of the worker for the token, or frees it.
+    pub(super) fn set_slot(&mut self, worker: Incarnation, token: Token, slot: Option<Slot>) -> bool {
+        let before = self.slot(worker, token);
+        let known = self.update_worker(worker, |worker| match slot {
+            Some(slot) => _ = worker.slots.insert(token, slot),
+            None => _ = worker.slots.remove(&token),
+        });
+        if known {
+            let timer = crate::timers::Timer::Stop(worker, token);
+            self.index.timers.clear(before.and_then(Slot::stop_deadline), timer);
+            self.index.timers.set(slot.and_then(Slot::stop_deadline), timer);
+            let stopping = |slot: Option<Slot>| slot.is_some_and(Slot::is_stopping);
+            match (stopping(before), stopping(slot)) {
+                (false, true) => *self.stopping.entry(token.job).or_default() += 1,
+                (true, false) => self.count_stopped(token.job),
+                _ => (),
+            }
+            self.drop_ghost(worker);
+        }
+        known
+    }
+
+    fn count_stopped(&mut self, job: JobId) {
+        if let Some(count) = self.stopping.get_mut(&job) {
+            *count -= 1;
+            if *count == 0 {
+                self.stopping.remove(&job);
+            }
+        }
+    }
+
+    fn end_offer(&mut self, at: Timestamp, token: Token, end: OfferEnd, event: &Event) -> bool {
+        let worker = self.worker_of(token);
+        if !self.change_job(at, token.job, event) {
+            return false;
+        }
+        if let Some(incarnation) = worker {
+            self.set_slot(incarnation, token, None);
+            if end != OfferEnd::Withdrawn {
+                let limits = self.limits;
+                self.update_worker(incarnation, |worker| {
+                    worker.misses = worker.misses.saturating_add(1);
+                    worker.paused_until = Some(at + limits.pause_after(worker.misses));
+                });
+            }
+        }
+        true
+    }
+
+    /// Ends a running attempt. Where the worker may still be at it, its slot stays in use until it says otherwise; a worker
+    /// that cannot be reached says so when it comes back.
+    fn end_attempt(&mut self, at: Timestamp, token: Token, event: &Event, keeps_slot: bool) -> bool {
+        let worker = self.worker_of(token);
+        if !self.change_job(at, token.job, event) {
+            return false;
+        }
+        if let Some(worker) = worker {
+            let attached = self.workers.get(&worker).is_some_and(Worker::is_attached);
+            let until = at + self.limits.stop;
+            let slot = (keeps_slot && attached).then_some(Slot::Stopping { until });
+            self.set_slot(worker, token, slot);
+        }
+        true
+    }
+
+    /// Makes room for what an unknown worker runs or holds: after a restart, until it attaches.
+    pub(super) fn ensure_worker(&mut self, worker: Incarnation, stage: &StageName) {
+        if !self.workers.contains_key(&worker) {
+            let ghost = Worker::ghost(worker, stage.clone(), Timestamp(u64::MAX));
+            self.index
+                .move_worker(None, Some(WorkerMark::of(&self.topology, &ghost)));
+            self.workers.insert(worker, ghost);
+        }
+    }
+
+    /// Forgets a worker that never attached, once it neither runs nor holds anything.
+    fn drop_ghost(&mut self, worker: Incarnation) {
+        let Some(known) = self.workers.get(&worker) else { return };
+        let holds = self.index.held_by.contains_key(&Holder::Worker(worker));
+        if known.info.is_none() && known.slots.is_empty() && !holds {
+            let mark = WorkerMark::of(&self.topology, known);
+            self.index.move_worker(Some(mark), None);
+            self.workers.remove(&worker);
+        }
+    }
+
+    fn attach(
+        &mut self,
+        at: Timestamp,
+        info: &WorkerInfo,
+        claimed: &[Token],
+        stale: &[Token],
+        unclaimed: &[PayloadId],
+    ) -> bool {
+        let incarnation = info.incarnation;
+        let fits = |known: &Worker| {
+            let same = known.info.as_ref().is_none_or(|old| old.slots == info.slots);
+            let more = stale.iter().filter(|token| !known.slots.contains_key(token)).count();
+            known.stage == info.stage && same && known.slots.len() + more <= info.slots as usize
+        };
+        if self.topology.find(&info.stage).is_none() || !self.workers.get(&incarnation).is_none_or(fits) {
+            return false;
+        }
+        self.ensure_worker(incarnation, &info.stage);
+        self.update_worker(incarnation, |worker| {
+            worker.info = Some(info.clone());
+            worker.link = LinkState::Attached;
+            worker.paused_until = None;
+            worker.misses = 0;
+            worker.unclaimed = unclaimed.iter().copied().collect();
+        });
+        let until = at + self.limits.stop;
+        for token in stale {
+            if self.worker_of(*token) != Some(incarnation) {
+                self.set_slot(incarnation, *token, Some(Slot::Stopping { until }));
+            }
+        }
+        for token in claimed {
+            self.update_job(token.job, |topology, limits, job| {
+                job.resume(topology, limits, *token, at);
+                true
+            });
+        }
+        true
+    }
+
+    /// The worker cannot be reached, until then at the longest. Its offers are void, and what it was told to stop is
+    /// judged when it comes back.
+    fn part(&mut self, at: Timestamp, worker: Incarnation, until: Timestamp) -> bool {
+        let Some(known) = self.workers.get(&worker) else {
+            return false;
+        };
+        for (token, slot) in known.slots.clone() {
+            match slot {
+                Slot::Reserved => {
+                    let end = OfferEnd::Withdrawn;
+                    let event = Event::OfferEnded { token, end };
+                    self.end_offer(at, token, end, &event);
+                }
+                Slot::Running => {
+                    self.update_job(token.job, |_, _, job| {
+                        job.hold(token, until);
+                        true
+                    });
+                }
+                Slot::Stopping { .. } => _ = self.set_slot(worker, token, None),
+            }
+        }
+        self.update_worker(worker, |worker| {
+            worker.link = LinkState::Away { until };
+            worker.paused_until = None;
+            worker.unclaimed.clear();
+        })
+    }
+
+    /// The worker is gone. Should anything still refer to it, that waits for its return, in vain.
+    fn lose(&mut self, at: Timestamp, worker: Incarnation) -> bool {
+        if !self.part(at, worker, Timestamp(u64::MAX)) {
+            return false;
+        }
+        self.update_worker(worker, |worker| worker.info = None);
+        self.drop_ghost(worker);
+        true
+    }
+
+    fn restart(&mut self, at: Timestamp, epoch: Epoch) -> bool {
+        if epoch <= self.epoch {
+            return false;
+        }
+        self.epoch = epoch;
+        self.draining = false;
+        let workers: BTreeSet<Incarnation> = self.workers.keys().copied().collect();
+        for worker in workers {
+            self.part(at, worker, at + self.limits.linger);
+            self.update_worker(worker, |worker| {
+                worker.info = None;
+                worker.draining = false;
+            });
+            self.drop_ghost(worker);
+        }
+        debug_assert!(
+            self.stopping == BTreeMap::new(),
+            "a restart forgets who was told to stop"
+        );
+        true
+    }
+}

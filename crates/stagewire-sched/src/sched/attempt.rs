@@ -1,0 +1,224 @@
+use stagewire_core::{
+    Classify, ErrorClass, Failure, Handover, Incarnation, JobId, PayloadId, Progress, Timestamp, Token,
+};
+
+use super::Sched;
+use super::plan::Plan;
+use crate::job::{Phase, Running};
+use crate::topology::StageIndex;
+use crate::worker::Slot;
+use crate::{Decision, Effect, Event, JobNotice, Loss, NoticeKind, Refusal, ResultInfo};
+
+/// What a token is to the worker that presents it.
+pub(super) enum Standing<'a> {
+    /// The attempt is valid and runs.
+    Running(StageIndex, &'a Running),
+    /// The attempt's output was accepted.
+    Done,
+    /// The attempt was superseded, and its slot waits for it to stop.
+    Stopping,
+}
+
+impl Sched {
+    /// What the token is to this worker.
+    ///
+    /// # Errors
+    /// [`Refusal`] where the worker is not attached or the token is nothing to it.
+    pub(super) fn standing(&self, worker: Incarnation, token: Token) -> Result<Standing<'_>, Refusal> {
+        let known = self.attached(worker)?;
+        if known.slots.get(&token).copied().is_some_and(Slot::is_stopping) {
+            return Ok(Standing::Stopping);
+        }
+        let stale = Refusal::Stale { worker, token };
+        let (job, stage) = self.find(token).ok_or(stale.clone())?;
+        match &job.run(stage).phase {
+            Phase::Running(attempt) if attempt.worker == worker => Ok(Standing::Running(stage, attempt)),
+            Phase::Done { .. } if known.stage == *self.topology.name(stage) => Ok(Standing::Done),
+            _ => Err(stale),
+        }
+    }
+
+    pub(super) fn renew(
+        &self,
+        worker: Incarnation,
+        token: Token,
+        sequence: u64,
+        progress: Option<Progress>,
+    ) -> Result<Decision, Refusal> {
+        match self.standing(worker, token)? {
+            Standing::Running(stage, attempt) => {
+                let news = progress.clone().filter(|_| sequence > attempt.sequence);
+                let notice = news.map(|progress| {
+                    Effect::Job(JobNotice {
+                        job: token.job,
+                        stage: Some(self.topology.name(stage).clone()),
+                        attempt: Some(token.attempt),
+                        worker: Some(worker),
+                        kind: NoticeKind::Progress(progress),
+                    })
+                });
+                Ok(Decision {
+                    events: vec![Event::Renewed {
+                        token,
+                        sequence,
+                        progress,
+                    }],
+                    effects: notice.into_iter().collect(),
+                    job: None,
+                })
+            }
+            // The message may have been on its way.
+            Standing::Done => Ok(Decision::default()),
+            // Said again with each renewal, until it hears.
+            Standing::Stopping => Ok(Decision {
+                effects: vec![Effect::CancelAttempt {
+                    worker,
+                    token,
+                    failure: superseded(worker, token),
+                }],
+                ..Decision::default()
+            }),
+        }
+    }
+
+    pub(super) fn completed(
+        &self,
+        now: Timestamp,
+        worker: Incarnation,
+        token: Token,
+        result: Option<ResultInfo>,
+        handovers: Vec<Handover>,
+    ) -> Result<Decision, Refusal> {
+        let mut plan = Plan::new(self, now);
+        match self.standing(worker, token)? {
+            Standing::Running(stage, _) => plan.change(token.job, |job| {
+                let last = self.topology.consumers(stage).is_empty();
+                if last || job.job().run(stage).output.live().is_some() {
+                    let result = result.filter(|_| last);
+                    job.push(Event::AttemptCompleted {
+                        token,
+                        result,
+                        handovers,
+                    });
+                } else {
+                    let name = self.topology.name(stage);
+                    let message = format!("stage {name} completed attempt {token} without having published its output");
+                    let failure = Failure::new(ErrorClass::Internal, "payload.missing", message);
+                    job.effect(Effect::Refused {
+                        worker,
+                        token,
+                        failure: failure.clone(),
+                    });
+                    job.push(Event::AttemptFailed { token, failure });
+                }
+            }),
+            // Said twice; perhaps the answer got lost.
+            Standing::Done => plan.effect(Effect::Accepted { worker, token }),
+            Standing::Stopping => self.stop_late(&mut plan, worker, token, true),
+        }
+        Ok(plan.decision)
+    }
+
+    pub(super) fn failed(
+        &self,
+        now: Timestamp,
+        worker: Incarnation,
+        token: Token,
+        failure: Failure,
+        lost: Option<PayloadId>,
+    ) -> Result<Decision, Refusal> {
+        let mut plan = Plan::new(self, now);
+        match self.standing(worker, token)? {
+            Standing::Running(_, attempt) => {
+                let lost = lost.filter(|payload| attempt.inputs.contains(payload));
+                plan.change(token.job, |job| match lost {
+                    Some(payload) => {
+                        let loss = Loss::InputLost;
+                        job.push(Event::AttemptLost { token, loss, failure });
+                        job.lose_payload(payload);
+                    }
+                    None if failure.class == ErrorClass::Cancelled => {
+                        let loss = Loss::Stopped;
+                        job.push(Event::AttemptLost { token, loss, failure });
+                    }
+                    None => {
+                        if !may_pass(failure.class) {
+                            job.doom(failure.clone());
+                        }
+                        job.push(Event::AttemptFailed { token, failure });
+                    }
+                });
+            }
+            Standing::Done => (),
+            Standing::Stopping => self.stop_late(&mut plan, worker, token, false),
+        }
+        Ok(plan.decision)
+    }
+
+    pub(super) fn stopped(&self, now: Timestamp, worker: Incarnation, token: Token) -> Result<Decision, Refusal> {
+        let mut plan = Plan::new(self, now);
+        match self.standing(worker, token) {
+            Ok(Standing::Running(..)) => plan.change(token.job, |job| {
+                let message = format!("worker {worker} stopped attempt {token} unasked");
+                job.push(Event::AttemptLost {
+                    token,
+                    loss: Loss::Stopped,
+                    failure: Failure::new(ErrorClass::Unavailable, "attempt.stopped", message),
+                });
+            }),
+            Ok(Standing::Stopping) => self.stop_late(&mut plan, worker, token, false),
+            // It has stopped what is long forgotten, or an offer that was taken back.
+            Ok(Standing::Done) | Err(Refusal::Stale { .. }) => (),
+            Err(refusal) => return Err(refusal),
+        }
+        Ok(plan.decision)
+    }
+
+    /// A superseded attempt has ended: nothing of it counts, but its slot is free.
+    pub(super) fn stop_late(&self, plan: &mut Plan<'_>, worker: Incarnation, token: Token, refuse: bool) {
+        if refuse {
+            let failure = superseded(worker, token);
+            plan.effect(Effect::Refused { worker, token, failure });
+        }
+        plan.stopped(worker, token);
+    }
+
+    /// The grant ran out, or the attempt makes no progress.
+    pub(super) fn attempt_expired(&self, now: Timestamp, job: JobId, stage: StageIndex) -> Decision {
+        let mut plan = Plan::new(self, now);
+        let Some(Phase::Running(attempt)) = self.jobs.get(&job).map(|job| &job.run(stage).phase) else {
+            return plan.decision;
+        };
+        let (token, worker, name) = (attempt.token, attempt.worker, self.topology.name(stage));
+        let no_progress = self.topology.spec(stage).no_progress;
+        let (loss, failure) = if attempt.progressed + no_progress <= now {
+            let message =
+                format!("attempt {token} of stage {name} on worker {worker} made no progress for {no_progress:?}");
+            let failure = Failure::new(ErrorClass::Deadline, "attempt.no_progress", message);
+            (Loss::NoProgress, failure)
+        } else {
+            let grant = self.limits.grant;
+            let message = format!("worker {worker} did not renew attempt {token} of stage {name} for {grant:?}");
+            let failure = Failure::new(ErrorClass::Deadline, "grant.expired", message);
+            (Loss::GrantExpired, failure)
+        };
+        plan.change(job, |job| job.push(Event::AttemptLost { token, loss, failure }));
+        plan.decision
+    }
+}
+
+/// Whether the same attempt may end otherwise another time.
+const fn may_pass(class: ErrorClass) -> bool {
+    !matches!(
+        class,
+        ErrorClass::Invalid
+            | ErrorClass::NotFound
+            | ErrorClass::Unsupported
+            | ErrorClass::Denied
+            | ErrorClass::Unauthenticated
+    )
+}
+
+pub(super) fn superseded(worker: Incarnation, token: Token) -> Failure {
+    Refusal::Stale { worker, token }.to_failure()
+}

@@ -1,0 +1,132 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::Sched;
+use crate::index::{Index, JobMark, WorkerMark};
+use crate::job::{Job, JobState, Phase};
+use crate::timers::Timer;
+use crate::worker::{Slot, Worker};
+
+impl Sched {
+    /// Proves the guarantees from the state. Takes time in proportion to it: for tests and debug builds.
+    ///
+    /// # Errors
+    /// What does not hold, and for whom.
+    pub fn check(&self) -> Result<(), String> {
+        for job in self.jobs.values() {
+            self.check_job(job)?;
+        }
+        for worker in self.workers.values() {
+            self.check_worker(worker)?;
+        }
+        self.check_index()
+    }
+
+    fn check_job(&self, job: &Job) -> Result<(), String> {
+        let ensure = |holds: bool, what: &str| {
+            if holds {
+                Ok(())
+            } else {
+                Err(format!("job {}: {what}: {job:?}", job.id))
+            }
+        };
+        let tokens: Vec<_> = job.stages.iter().filter_map(|run| run.phase.token()).collect();
+        let distinct: BTreeSet<_> = tokens.iter().collect();
+        ensure(distinct.len() == tokens.len(), "two stages have the same token")?;
+        let busy = job.stages.iter().any(|run| run.phase.worker().is_some());
+        let live = job.stages.iter().any(|run| run.output.live().is_some());
+        let stopping = self.stopping.get(&job.id).copied().unwrap_or_default();
+        let next = job.next_step(&self.topology, &self.limits, stopping);
+        ensure(next.is_none(), &format!("something is left to do: {next:?}"))?;
+        match job.state {
+            JobState::Ended { .. } => {
+                ensure(!busy, "it has ended and still runs")?;
+                ensure(!live, "it has ended and still holds payloads")?;
+            }
+            JobState::Cancelling { .. } => {
+                ensure(!busy && !live, "it is being cancelled and still runs or holds payloads")?;
+                ensure(stopping > 0, "it is being cancelled and waits for nobody")?;
+            }
+            JobState::Active => {
+                let queued = job.stages.iter().any(|run| matches!(run.phase, Phase::Queued { .. }));
+                ensure(busy || queued, "no stage runs or waits for a worker")?;
+            }
+        }
+        for run in &job.stages {
+            if let Some(token) = run.phase.token().filter(|_| run.phase.worker().is_some()) {
+                let slot = match run.phase {
+                    Phase::Offered(_) => Slot::Reserved,
+                    _ => Slot::Running,
+                };
+                let worker = run.phase.worker().and_then(|worker| self.workers.get(&worker));
+                let used = worker.and_then(|worker| worker.slots.get(&token)) == Some(&slot);
+                ensure(used, "an attempt uses no slot of its worker")?;
+            }
+        }
+        if let Some(key) = &job.key {
+            ensure(self.keys.get(&key.key) == Some(&job.id), "its key leads elsewhere")?;
+        }
+        Ok(())
+    }
+
+    fn check_worker(&self, worker: &Worker) -> Result<(), String> {
+        let ensure = |holds: bool, what: &str| {
+            if holds {
+                Ok(())
+            } else {
+                Err(format!("worker {}: {what}: {worker:?}", worker.incarnation))
+            }
+        };
+        let used = |usage: fn(Slot) -> bool| u32::try_from(worker.tokens(usage).count()).unwrap_or(u32::MAX);
+        let reserved = used(|slot| slot == Slot::Reserved);
+        let held = used(|slot| slot != Slot::Reserved);
+        let adds_up = worker.free() + reserved + held == worker.advertised();
+        ensure(adds_up, "free + reserved + held is not advertised")?;
+        if !worker.is_attached() {
+            let idle = worker.tokens(|slot| slot != Slot::Running).count() == 0 && worker.unclaimed.is_empty();
+            ensure(idle, "it is away and still has offers or is waited for to stop")?;
+        }
+        for (token, slot) in &worker.slots {
+            let phase = self.phase_of(worker.incarnation, *token).map(|(_, phase)| phase);
+            let fits = match slot {
+                Slot::Reserved => matches!(phase, Some(Phase::Offered(_))),
+                Slot::Running => matches!(phase, Some(Phase::Running(_))),
+                Slot::Stopping { .. } => phase.is_none(),
+            };
+            ensure(fits, &format!("slot {token} does not match the job"))?;
+        }
+        Ok(())
+    }
+
+    /// The index says what jobs and workers say.
+    fn check_index(&self) -> Result<(), String> {
+        let mut index = Index::new(&self.topology);
+        let mut stopping = BTreeMap::new();
+        for job in self.jobs.values() {
+            index.move_job(None, Some(&JobMark::of(&self.topology, &self.limits, job)));
+        }
+        for worker in self.workers.values() {
+            index.move_worker(None, Some(WorkerMark::of(&self.topology, worker)));
+            for (token, slot) in &worker.slots {
+                let timer = Timer::Stop(worker.incarnation, *token);
+                index.timers.set(slot.stop_deadline(), timer);
+                if slot.is_stopping() {
+                    *stopping.entry(token.job).or_default() += 1;
+                }
+            }
+        }
+        if index != self.index {
+            return Err(format!("the index is {:?} and should be {index:?}", self.index));
+        }
+        if stopping != self.stopping {
+            return Err(format!(
+                "stopping attempts are {:?} and should be {stopping:?}",
+                self.stopping
+            ));
+        }
+        let keys = self.keys.values().filter(|job| !self.jobs.contains_key(job)).count();
+        if keys > 0 {
+            return Err(format!("{keys} keys lead to no job"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+use std::time::Duration;
+
+use stagewire_core::{JobId, StageName, Timestamp};
+
+use super::Sched;
+use crate::job::{Job, JobState, Phase};
+use crate::queue::Rank;
+use crate::topology::StageIndex;
+use crate::worker::{Slot, Worker};
+use crate::{WaitCause, Waiting};
+
+impl Sched {
+    /// Why the job has not ended: one entry for each stage that is not done, or one for the job where it is being cancelled.
+    /// Empty for a job that has ended or is unknown.
+    pub fn explain(&self, now: Timestamp, job: JobId) -> Vec<Waiting> {
+        let Some(job) = self.jobs.get(&job) else {
+            return Vec::new();
+        };
+        let until = |deadline: Timestamp| deadline.since(now);
+        match job.state {
+            JobState::Ended { .. } => Vec::new(),
+            JobState::Cancelling { since } => vec![Waiting {
+                stage: None,
+                waited: now.since(since),
+                cause: WaitCause::Stopping {
+                    attempts: self.stopping.get(&job.id).copied().unwrap_or_default(),
+                    within: job.cancel_deadline(&self.limits).map_or(Duration::ZERO, until),
+                },
+            }],
+            JobState::Active => {
+                let stages = self.topology.indices().map(|stage| (stage, &job.run(stage).phase));
+                let waiting = stages.filter(|(_, phase)| !phase.is_done());
+                let explain = |(stage, phase): (StageIndex, &Phase)| Waiting {
+                    stage: Some(self.topology.name(stage).clone()),
+                    waited: now.since(phase.since()),
+                    cause: self.cause(now, job, stage, phase),
+                };
+                waiting.map(explain).collect()
+            }
+        }
+    }
+
+    fn cause(&self, now: Timestamp, job: &Job, stage: StageIndex, phase: &Phase) -> WaitCause {
+        match phase {
+            Phase::Queued { again, .. } => self.queue_cause(stage, Rank::new(*again, job.number, job.id)),
+            Phase::Offered(offer) => WaitCause::Answer {
+                worker: offer.worker,
+                within: offer.deadline.since(now),
+            },
+            Phase::Running(attempt) => WaitCause::Attempt {
+                worker: attempt.worker,
+                progress: attempt.progress.clone(),
+                within: attempt.deadline.since(now),
+            },
+            Phase::Blocked { .. } | Phase::Done { .. } => WaitCause::Inputs {
+                stages: self.missing_inputs(job, stage),
+            },
+        }
+    }
+
+    fn missing_inputs(&self, job: &Job, stage: StageIndex) -> Vec<StageName> {
+        let links = self.topology.inputs(stage).iter();
+        let missing = links.filter(|link| !job.has_input(link));
+        missing.map(|link| self.topology.name(link.from).clone()).collect()
+    }
+
+    fn queue_cause(&self, stage: StageIndex, rank: Rank) -> WaitCause {
+        let queue = &self.index.queues[stage.get()];
+        let ahead = queue.ahead(rank);
+        if self.draining {
+            return WaitCause::Draining;
+        }
+        let pool = || {
+            self.workers
+                .values()
+                .filter(|worker| worker.stage == *self.topology.name(stage))
+        };
+        let attached = || pool().filter(|worker| worker.is_attached() && !worker.draining);
+        if attached().next().is_none() {
+            return WaitCause::NoWorker {
+                away: count(pool().filter(|worker| !worker.is_attached()).count()),
+            };
+        }
+        if !self.has_credit(stage) {
+            return WaitCause::Credit {
+                ahead,
+                held: queue.held,
+                limit: self.topology.spec(stage).max_held,
+            };
+        }
+        if !queue.free.is_empty() {
+            return WaitCause::Dispatch { ahead };
+        }
+        let used = |usage: fn(Slot) -> bool| count(attached().map(|worker| worker.tokens(usage).count()).sum());
+        WaitCause::Slot {
+            ahead,
+            advertised: attached().map(Worker::advertised).sum(),
+            running: used(|slot| slot == Slot::Running),
+            reserved: used(|slot| slot == Slot::Reserved),
+            stopping: used(Slot::is_stopping),
+            paused: attached()
+                .filter(|worker| worker.paused_until.is_some())
+                .map(Worker::free)
+                .sum(),
+        }
+    }
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,142 @@
+use stagewire_core::{Incarnation, JobId, Timestamp, Token};
+
+use super::Sched;
+use super::plan::Plan;
+use crate::job::{Job, Phase};
+use crate::queue::Rank;
+use crate::topology::StageIndex;
+use crate::{Decision, Effect, Event, Offer, OfferEnd, OfferInput, Refusal};
+
+impl Sched {
+    /// One offer, if some stage has work, a worker and a credit. Stages near the end come first: they set payloads free.
+    pub(super) fn dispatch(&self, now: Timestamp) -> Option<Decision> {
+        if self.draining {
+            return None;
+        }
+        let stages = self.topology.upstream_first().iter().rev();
+        let (stage, rank, worker) = stages.copied().find_map(|stage| {
+            let (_, worker) = *self.index.queues[stage.get()].free.first()?;
+            Some((stage, self.next_job(stage)?, worker))
+        })?;
+        let job = self.jobs.get(&rank.job)?;
+        let token = Token {
+            epoch: self.epoch,
+            job: job.id,
+            attempt: job.next_attempt(),
+        };
+        let mut plan = Plan::new(self, now);
+        plan.effect(Effect::Offer(self.offer(job, stage, worker, token)));
+        plan.change(job.id, |job| {
+            job.push(Event::Offered {
+                token,
+                stage: self.topology.name(stage).clone(),
+                worker,
+            });
+        });
+        Some(plan.decision)
+    }
+
+    /// The job that the stage takes next, if it may take one.
+    fn next_job(&self, stage: StageIndex) -> Option<Rank> {
+        let first = *self.index.queues[stage.get()].ready.first()?;
+        if self.has_credit(stage) {
+            Some(first)
+        } else {
+            self.stuck_job(stage)
+        }
+    }
+
+    /// Whether the stage may make another payload.
+    pub(super) fn has_credit(&self, stage: StageIndex) -> bool {
+        let last = self.topology.consumers(stage).is_empty();
+        last || self.index.queues[stage.get()].held < self.topology.spec(stage).max_held
+    }
+
+    /// The oldest job, where it waits for nothing but a credit of this stage.
+    ///
+    /// Where paths join, jobs could wait for each other's credits for ever: one holds a payload on the left path and waits
+    /// for the right one, another the other way round. So the oldest job needs none once nothing of it runs. With it going
+    /// on to its end, the next one becomes the oldest, and so on. The price is one payload above the bound. Without joins
+    /// the bound is strict: every held payload then waits for stages further down only.
+    fn stuck_job(&self, stage: StageIndex) -> Option<Rank> {
+        if !self.topology.has_joins() {
+            return None;
+        }
+        let (number, job) = *self.index.active.first()?;
+        let job = self.jobs.get(&job)?;
+        let idle = job.stages.iter().all(|run| run.phase.worker().is_none());
+        match job.run(stage).phase {
+            Phase::Queued { again, .. } if idle => Some(Rank::new(again, number, job.id)),
+            _ => None,
+        }
+    }
+
+    fn offer(&self, job: &Job, stage: StageIndex, worker: Incarnation, token: Token) -> Offer {
+        let inputs = self.topology.inputs(stage).iter();
+        let name = self.topology.name(stage);
+        Offer {
+            worker,
+            token,
+            stage: name.clone(),
+            params: job.params.clone(),
+            inputs: inputs
+                .filter_map(|link| {
+                    let producer = job.run(link.from);
+                    Some(OfferInput {
+                        stage: producer.name.clone(),
+                        payload: producer.output.live()?.clone(),
+                    })
+                })
+                .collect(),
+            output: self.topology.output(name).unwrap_or_default(),
+            answer_within: self.limits.offer,
+        }
+    }
+
+    pub(super) fn accept(&self, now: Timestamp, worker: Incarnation, token: Token) -> Result<Decision, Refusal> {
+        self.attached(worker)?;
+        let mut plan = Plan::new(self, now);
+        match self.phase_of(worker, token) {
+            Some((stage, Phase::Offered(_))) => plan.change(token.job, |job| {
+                job.push(Event::AttemptGranted {
+                    token,
+                    stage: self.topology.name(stage).clone(),
+                    worker,
+                });
+            }),
+            // Said twice; perhaps the grant got lost.
+            Some((_, Phase::Running(_))) => plan.effect(Effect::Grant { worker, token }),
+            _ => return Err(Refusal::Stale { worker, token }),
+        }
+        Ok(plan.decision)
+    }
+
+    pub(super) fn decline(&self, now: Timestamp, worker: Incarnation, token: Token) -> Result<Decision, Refusal> {
+        self.attached(worker)?;
+        match self.phase_of(worker, token) {
+            Some((_, Phase::Offered(_))) => Ok(self.end_offer_of(now, token, OfferEnd::Declined)),
+            _ => Err(Refusal::Stale { worker, token }),
+        }
+    }
+
+    pub(super) fn offer_unanswered(&self, now: Timestamp, job: JobId, stage: StageIndex) -> Decision {
+        let phase = self.jobs.get(&job).map(|job| &job.run(stage).phase);
+        match phase {
+            Some(Phase::Offered(offer)) => self.end_offer_of(now, offer.token, OfferEnd::Unanswered),
+            _ => Decision::default(),
+        }
+    }
+
+    fn end_offer_of(&self, now: Timestamp, token: Token, end: OfferEnd) -> Decision {
+        let mut plan = Plan::new(self, now);
+        plan.change(token.job, |job| job.push(Event::OfferEnded { token, end }));
+        plan.decision
+    }
+
+    /// The phase that this token stands for, where it is this worker's.
+    pub(super) fn phase_of(&self, worker: Incarnation, token: Token) -> Option<(StageIndex, &Phase)> {
+        let (job, stage) = self.find(token)?;
+        let phase = &job.run(stage).phase;
+        (phase.worker() == Some(worker)).then_some((stage, phase))
+    }
+}

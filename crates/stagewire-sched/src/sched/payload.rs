@@ -1,0 +1,127 @@
+use stagewire_core::{Incarnation, PayloadId, Timestamp, Token};
+
+use super::Sched;
+use super::attempt::{Standing, superseded};
+use super::plan::{JobPlan, Plan};
+use crate::{Decision, Effect, Event, Holder, PayloadInfo, Refusal};
+
+impl Sched {
+    pub(super) fn published(
+        &self,
+        now: Timestamp,
+        worker: Incarnation,
+        token: Token,
+        payload: PayloadInfo,
+    ) -> Result<Decision, Refusal> {
+        let mut plan = Plan::new(self, now);
+        let owner = self.payload_owner(payload.id);
+        let unknown = Effect::Release {
+            holder: if payload.stored {
+                Holder::Store
+            } else {
+                Holder::Worker(worker)
+            },
+            payload: payload.id,
+        };
+        match self.standing(worker, token)? {
+            Standing::Running(stage, _) => {
+                let name = self.topology.name(stage);
+                if self.topology.consumers(stage).is_empty() {
+                    return Err(Refusal::NoConsumer {
+                        job: token.job,
+                        stage: name.clone(),
+                        payload: payload.id,
+                    });
+                }
+                let live = self.jobs.get(&token.job).and_then(|job| job.run(stage).output.live());
+                match (live, owner) {
+                    // Said twice, as it should after the stream was lost.
+                    (Some(live), _) if live.id == payload.id => (),
+                    (Some(live), _) => {
+                        return Err(Refusal::PublishedTwice {
+                            token,
+                            published: live.id,
+                            payload: payload.id,
+                        });
+                    }
+                    (None, Some((job, _))) => {
+                        return Err(Refusal::PayloadInUse {
+                            payload: payload.id,
+                            job,
+                        });
+                    }
+                    (None, None) => plan.change(token.job, |job| job.push(Event::Published { token, payload })),
+                }
+            }
+            // Said twice, and released in the meantime.
+            Standing::Done if owner.is_none() => plan.effect(unknown),
+            Standing::Done => (),
+            Standing::Stopping => {
+                let failure = superseded(worker, token);
+                plan.effect(Effect::Refused { worker, token, failure });
+                if owner.is_none() {
+                    plan.effect(unknown);
+                }
+            }
+        }
+        Ok(plan.decision)
+    }
+
+    pub(super) fn payload_lost(&self, now: Timestamp, payload: PayloadId) -> Decision {
+        let mut plan = Plan::new(self, now);
+        if let Some((job, _)) = self.payload_owner(payload) {
+            plan.change(job, |job| job.lose_payload(payload));
+        }
+        plan.decision
+    }
+
+    /// Releases what a worker brought back and nobody has published, once none of its attempts can publish it any more.
+    pub(super) fn settle_holdings(&self) -> Option<Decision> {
+        let (worker, known) = self.index.unclaimed.iter().find_map(|worker| {
+            let known = self.workers.get(worker)?;
+            (!self.may_publish(known.incarnation)).then_some((*worker, known))
+        })?;
+        let holder = Holder::Worker(worker);
+        let release = |payload: &PayloadId| Effect::Release {
+            holder,
+            payload: *payload,
+        };
+        Some(Decision {
+            events: vec![Event::HoldingsSettled { worker }],
+            effects: known.unclaimed.iter().map(release).collect(),
+            job: None,
+        })
+    }
+
+    /// Whether the worker runs an attempt that has not published yet.
+    fn may_publish(&self, worker: Incarnation) -> bool {
+        let slots = self
+            .workers
+            .get(&worker)
+            .into_iter()
+            .flat_map(|worker| worker.slots.keys());
+        slots.into_iter().any(|token| {
+            let attempt = self.jobs.get(&token.job).and_then(|job| {
+                let stage = job.running(*token)?;
+                Some((stage, job.run(stage)))
+            });
+            attempt
+                .is_some_and(|(stage, run)| run.output.live().is_none() && !self.topology.consumers(stage).is_empty())
+        })
+    }
+}
+
+impl JobPlan<'_, '_> {
+    /// The payload's bytes are gone. Nothing happens where it is not live.
+    pub(super) fn lose_payload(&mut self, payload: PayloadId) {
+        let is_it = |run: &&crate::StageRun| run.output.live().is_some_and(|live| live.id == payload);
+        if let Some(run) = self.job().stages.iter().find(is_it) {
+            let event = Event::PayloadLost {
+                job: self.job().id,
+                stage: run.name.clone(),
+                payload,
+            };
+            self.push(event);
+        }
+    }
+}

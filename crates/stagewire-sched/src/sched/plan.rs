@@ -1,0 +1,323 @@
+use std::collections::BTreeMap;
+
+use stagewire_core::{Failure, Handover, Incarnation, JobId, PayloadId, Timestamp, Token};
+
+use super::Sched;
+use crate::job::{Job, JobState, Outcome, Phase};
+use crate::topology::StageIndex;
+use crate::{Decision, Effect, Event, Holder, JobNotice, NoticeKind, OfferEnd};
+
+/// A decision in the making: it applies events to copies of the jobs that they change, and so sees what follows.
+pub(super) struct Plan<'a> {
+    sched: &'a Sched,
+    now: Timestamp,
+    /// A worker that cannot be told anything any more.
+    unreachable: Option<Incarnation>,
+    /// The store died with the last epoch.
+    restarted: bool,
+    jobs: BTreeMap<JobId, Job>,
+    pub(super) decision: Decision,
+}
+
+/// The part of a plan that changes one job.
+pub(super) struct JobPlan<'p, 'a> {
+    plan: &'p mut Plan<'a>,
+    job: Job,
+    /// Superseded attempts of the job that have not stopped.
+    stopping: u32,
+    doom: Option<Failure>,
+    handovers: Vec<(StageIndex, Vec<Handover>)>,
+}
+
+impl<'a> Plan<'a> {
+    pub(super) fn new(sched: &'a Sched, now: Timestamp) -> Self {
+        Self {
+            sched,
+            now,
+            unreachable: None,
+            restarted: false,
+            jobs: BTreeMap::new(),
+            decision: Decision::default(),
+        }
+    }
+
+    /// A plan in which this worker is beyond reach.
+    pub(super) fn without(sched: &'a Sched, now: Timestamp, worker: Incarnation) -> Self {
+        Self {
+            unreachable: Some(worker),
+            ..Self::new(sched, now)
+        }
+    }
+
+    /// A plan in which nobody can be reached, and nothing that the store held is there.
+    pub(super) fn after_restart(sched: &'a Sched, now: Timestamp) -> Self {
+        Self {
+            restarted: true,
+            ..Self::new(sched, now)
+        }
+    }
+
+    /// The job as the plan leaves it.
+    pub(super) fn job(&self, job: JobId) -> Option<&Job> {
+        self.jobs.get(&job).or_else(|| self.sched.jobs.get(&job))
+    }
+
+    /// Adds an event that changes no job.
+    pub(super) fn push(&mut self, event: Event) {
+        self.decision.events.push(event);
+    }
+
+    pub(super) fn effect(&mut self, effect: Effect) {
+        self.decision.effects.push(effect);
+    }
+
+    /// Changes a job, and adds all that follows for it. Nothing happens where the job does not exist.
+    pub(super) fn change(&mut self, job: JobId, change: impl FnOnce(&mut JobPlan<'_, 'a>)) {
+        if let Some(known) = self.job(job).cloned() {
+            let stopping = self.sched.stopping.get(&job).copied().unwrap_or_default();
+            self.work_on(known.clone(), stopping, Some(&known), change);
+        }
+    }
+
+    /// A superseded attempt has stopped.
+    pub(super) fn stopped(&mut self, worker: Incarnation, token: Token) {
+        let event = Event::AttemptStopped { worker, token };
+        if self.job(token.job).is_some() {
+            self.change(token.job, |job| job.push(event));
+        } else {
+            self.push(event);
+        }
+    }
+
+    /// Makes a job, with what follows for it.
+    pub(super) fn create(&mut self, job: Job, event: Event) {
+        self.push(event);
+        self.decision.job = Some(job.id);
+        self.notice_job(job.id, NoticeKind::Submitted);
+        self.work_on(job, 0, None, |_| ());
+    }
+
+    fn work_on(&mut self, job: Job, stopping: u32, before: Option<&Job>, change: impl FnOnce(&mut JobPlan<'_, 'a>)) {
+        let stopping = if self.restarted { 0 } else { stopping };
+        let mut work = JobPlan {
+            plan: self,
+            job,
+            stopping,
+            doom: None,
+            handovers: Vec::new(),
+        };
+        change(&mut work);
+        work.settle();
+        work.tell(before);
+        let job = work.job;
+        self.jobs.insert(job.id, job);
+    }
+
+    fn notice_job(&mut self, job: JobId, kind: NoticeKind) {
+        self.effect(Effect::Job(JobNotice {
+            job,
+            stage: None,
+            attempt: None,
+            worker: None,
+            kind,
+        }));
+    }
+
+    fn notice_stage(&mut self, job: JobId, stage: StageIndex, phase: &Phase, kind: NoticeKind) {
+        self.effect(Effect::Job(JobNotice {
+            job,
+            stage: Some(self.sched.topology.name(stage).clone()),
+            attempt: phase.token().map(|token| token.attempt),
+            worker: phase.worker(),
+            kind,
+        }));
+    }
+
+    fn can_reach(&self, worker: Incarnation) -> bool {
+        let attached = self.sched.attached(worker).is_ok();
+        attached && !self.restarted && self.unreachable != Some(worker)
+    }
+
+    fn release(&mut self, holder: Holder, payload: PayloadId) {
+        let reach = match holder {
+            Holder::Worker(worker) => self.can_reach(worker),
+            Holder::Store => !self.restarted,
+        };
+        if reach {
+            self.effect(Effect::Release { holder, payload });
+        }
+    }
+}
+
+impl JobPlan<'_, '_> {
+    /// The job as it is after the events so far.
+    pub(super) const fn job(&self) -> &Job {
+        &self.job
+    }
+
+    pub(super) fn effect(&mut self, effect: Effect) {
+        self.plan.effect(effect);
+    }
+
+    /// Nothing can save the job.
+    pub(super) fn doom(&mut self, failure: Failure) {
+        self.doom = Some(failure);
+    }
+
+    /// Whoever was told to stop is not waited for any longer.
+    pub(super) fn stop_waiting(&mut self) {
+        self.stopping = 0;
+    }
+
+    /// Adds an event of this job, with what has to be done because of it. An event that does not fit is left out.
+    pub(super) fn push(&mut self, event: Event) {
+        if matches!(event, Event::AttemptStopped { .. }) {
+            self.stopping = self.stopping.saturating_sub(1);
+            self.plan.push(event);
+            return;
+        }
+        let before = self.plan.decision.effects.len();
+        self.consequences(&event);
+        let sched = self.plan.sched;
+        let fits = self.job.apply(&sched.topology, &sched.limits, self.plan.now, &event);
+        debug_assert!(fits, "decided an event that does not fit: {event:?} on {:?}", self.job);
+        if fits {
+            self.plan.push(event);
+        } else {
+            self.plan.decision.effects.truncate(before);
+        }
+    }
+
+    fn consequences(&mut self, event: &Event) {
+        match event {
+            Event::OfferEnded {
+                token,
+                end: OfferEnd::Withdrawn,
+            } => {
+                let message = format!("the offer {token} was withdrawn: what it needs is gone, or its job has ended");
+                let failure = Failure::new(stagewire_core::ErrorClass::Fenced, "offer.withdrawn", message);
+                self.cancel_attempt(*token, failure);
+            }
+            Event::AttemptGranted { token, worker, .. } => {
+                let (worker, token) = (*worker, *token);
+                self.plan.effect(Effect::Grant { worker, token });
+            }
+            Event::AttemptCompleted { token, handovers, .. } => {
+                if let Some(worker) = self.job.worker_of(*token) {
+                    self.plan.effect(Effect::Accepted { worker, token: *token });
+                }
+                self.handovers
+                    .extend(self.job.find(*token).map(|stage| (stage, handovers.clone())));
+            }
+            Event::AttemptFailed { token, .. } => self.void(*token),
+            Event::AttemptLost { token, loss, failure } => {
+                self.void(*token);
+                if loss.keeps_slot() {
+                    self.cancel_attempt(*token, failure.clone());
+                    self.count_stopping(*token);
+                }
+            }
+            Event::AttemptFenced { token, failure } => {
+                self.void(*token);
+                self.cancel_attempt(*token, failure.clone());
+                self.count_stopping(*token);
+            }
+            Event::Published { token, payload } => {
+                let kind = NoticeKind::Published {
+                    payload: payload.id,
+                    nbytes: payload.nbytes.0,
+                    chunks: payload.chunks,
+                    stored: payload.stored,
+                };
+                if let Some(stage) = self.job.find(*token) {
+                    self.plan
+                        .notice_stage(self.job.id, stage, &self.job.run(stage).phase, kind);
+                }
+            }
+            Event::PayloadLost { stage, .. } | Event::PayloadReleased { stage, .. } => {
+                if let Some(run) = self.job.stage(stage)
+                    && let (Some(holder), Some(payload)) = (run.output.holder(), run.output.live())
+                {
+                    self.plan.release(holder, payload.id);
+                }
+            }
+            Event::JobCancelling { .. } => self.plan.notice_job(self.job.id, NoticeKind::Cancelling),
+            _ => (),
+        }
+    }
+
+    /// An attempt ends without an output: what it published is of no use to anybody.
+    fn void(&mut self, token: Token) {
+        if let Some(run) = self.job.running(token).map(|stage| self.job.run(stage))
+            && let (Some(holder), Some(payload)) = (run.output.holder(), run.output.live())
+        {
+            self.plan.release(holder, payload.id);
+        }
+    }
+
+    fn cancel_attempt(&mut self, token: Token, failure: Failure) {
+        if let Some(worker) = self.job.worker_of(token).filter(|worker| self.plan.can_reach(*worker)) {
+            self.plan.effect(Effect::CancelAttempt { worker, token, failure });
+        }
+    }
+
+    fn count_stopping(&mut self, token: Token) {
+        let worker = self.job.worker_of(token);
+        let attached = worker.is_some_and(|worker| self.plan.sched.attached(worker).is_ok());
+        self.stopping += u32::from(attached && !self.plan.restarted);
+    }
+
+    /// Adds all that follows for the job from its own state.
+    fn settle(&mut self) {
+        let sched = self.plan.sched;
+        while let Some(event) = match &self.doom {
+            Some(failure) if self.job.ended().is_none() => Some(self.job.fail(failure.clone())),
+            _ => self.job.next_step(&sched.topology, &sched.limits, self.stopping),
+        } {
+            self.push(event);
+        }
+    }
+
+    /// Tells those who watch the job what became of it, in comparison with before.
+    fn tell(&mut self, before: Option<&Job>) {
+        let ended = self.job.ended().is_some();
+        for stage in self.plan.sched.topology.indices() {
+            let run = self.job.run(stage);
+            let old = before.map(|job| &job.run(stage).phase);
+            if old.is_some_and(|old| old.name() == run.phase.name() && old.token() == run.phase.token()) {
+                continue;
+            }
+            let (phase, kind) = match (old, &run.phase) {
+                (_, new @ Phase::Done { .. }) => {
+                    let handovers = self.handovers_of(stage);
+                    (old.unwrap_or(new), NoticeKind::StageDone { handovers })
+                }
+                _ if ended => continue,
+                (_, new @ Phase::Running(_)) => (new, NoticeKind::Running),
+                (_, new @ Phase::Offered(_)) => (new, NoticeKind::Offered),
+                (Some(old @ (Phase::Offered(_) | Phase::Running(_) | Phase::Done { .. })), _) => {
+                    let failure = run.last_failure.clone();
+                    (old, NoticeKind::Requeued { failure })
+                }
+                (_, new @ Phase::Queued { .. }) => (new, NoticeKind::Queued),
+                (_, Phase::Blocked { .. }) => continue,
+            };
+            self.plan.notice_stage(self.job.id, stage, phase, kind);
+        }
+        if before.is_none_or(|job| job.ended().is_none())
+            && let JobState::Ended { outcome, .. } = &self.job.state
+        {
+            let kind = match outcome {
+                Outcome::Succeeded => NoticeKind::Succeeded,
+                Outcome::Failed(failure) => NoticeKind::Failed(failure.clone()),
+                Outcome::Cancelled => NoticeKind::Cancelled,
+            };
+            self.plan.notice_job(self.job.id, kind);
+        }
+    }
+
+    fn handovers_of(&self, stage: StageIndex) -> Vec<Handover> {
+        let of_stage = self.handovers.iter().find(|handovers| handovers.0 == stage);
+        of_stage.map(|handovers| handovers.1.clone()).unwrap_or_default()
+    }
+}

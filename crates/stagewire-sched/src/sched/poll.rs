@@ -1,0 +1,35 @@
+use stagewire_core::Timestamp;
+
+use super::Sched;
+use crate::timers::Timer;
+use crate::{Decision, Event};
+
+impl Sched {
+    /// The next thing that is due: a deadline that has passed, then what a worker brought back in vain, then a job too many
+    /// to remember, then an offer. One thing each time, so that a decision stays small.
+    pub(super) fn poll(&self, now: Timestamp) -> Decision {
+        if let Some((deadline, timer)) = self.index.timers.first()
+            && deadline <= now
+        {
+            return self.due(now, timer);
+        }
+        self.settle_holdings()
+            .or_else(|| self.forget_one())
+            .or_else(|| self.dispatch(now))
+            .unwrap_or_default()
+    }
+
+    fn due(&self, now: Timestamp, timer: Timer) -> Decision {
+        match timer {
+            Timer::Away(worker) => self.worker_away_too_long(now, worker),
+            Timer::Stop(worker, token) => self.evict(now, worker, token),
+            Timer::Resume(worker) => Decision {
+                events: vec![Event::WorkerResumed { worker }],
+                ..Decision::default()
+            },
+            Timer::Offer(job, stage) => self.offer_unanswered(now, job, stage),
+            Timer::Attempt(job, stage) => self.attempt_expired(now, job, stage),
+            Timer::Cancel(job) => self.cancel_overdue(now, job),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+use stagewire_core::{Epoch, Timestamp};
+
+use super::Sched;
+use super::plan::Plan;
+use crate::job::Phase;
+use crate::{Decision, Event, Holder, OfferEnd, Refusal};
+
+impl Sched {
+    /// The server has started on a replayed journal. What workers ran and held is kept until they attach, for a while; what
+    /// the store held died with the last server. Every job is looked at, as the pipeline may be another one than before.
+    pub(super) fn restarted(&self, now: Timestamp, epoch: Epoch) -> Result<Decision, Refusal> {
+        if epoch <= self.epoch {
+            let current = self.epoch;
+            return Err(Refusal::Epoch { epoch, current });
+        }
+        let mut plan = Plan::after_restart(self, now);
+        for (_, id) in &self.index.active {
+            let Some(job) = self.jobs.get(id) else { continue };
+            let offers = job.stages.iter().filter_map(|run| match &run.phase {
+                Phase::Offered(offer) => Some(offer.token),
+                _ => None,
+            });
+            let stored = job
+                .stages
+                .iter()
+                .filter(|run| run.output.holder() == Some(Holder::Store));
+            let stored = stored.filter_map(|run| Some(run.output.live()?.id));
+            let (offers, stored): (Vec<_>, Vec<_>) = (offers.collect(), stored.collect());
+            plan.change(*id, |job| {
+                for token in offers {
+                    let end = OfferEnd::Withdrawn;
+                    job.push(Event::OfferEnded { token, end });
+                }
+                for payload in stored {
+                    job.lose_payload(payload);
+                }
+            });
+        }
+        plan.push(Event::Restarted { epoch });
+        Ok(plan.decision)
+    }
+}

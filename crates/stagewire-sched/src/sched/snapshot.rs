@@ -1,0 +1,114 @@
+use serde::{Deserialize, Serialize};
+use stagewire_core::{Classify, Epoch, ErrorClass, JobId, StageName, Timestamp};
+
+use super::Sched;
+use crate::job::{Job, Phase};
+use crate::worker::Slot;
+use crate::{Holder, Limits, Topology};
+
+/// The durable state of a scheduler, without what does not outlive the server: offers, streams, slots, progress.
+///
+/// It takes the place of all the durable events up to it, so that a journal can be cut short.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    epoch: Epoch,
+    next_number: u64,
+    jobs: Vec<Job>,
+}
+
+/// Why a snapshot cannot be restored.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// A job has other stages than the pipeline.
+    #[error(
+        "job {job} was submitted to a pipeline with the stages {found:?}; this one has {expected:?}. \
+         Start with the old pipeline and let its jobs end, or with an empty data directory"
+    )]
+    OtherPipeline {
+        /// The job.
+        job: JobId,
+        /// Its stages.
+        found: Vec<StageName>,
+        /// The stages of the pipeline.
+        expected: Vec<StageName>,
+    },
+}
+
+impl Classify for RestoreError {
+    fn class(&self) -> ErrorClass {
+        ErrorClass::Conflict
+    }
+
+    fn reason(&self) -> &'static str {
+        "journal.pipeline"
+    }
+}
+
+impl Sched {
+    /// The durable state. Replaying the durable events up to now gives an equal one.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            epoch: self.epoch,
+            next_number: self.next_number,
+            jobs: self.jobs.values().map(Self::durable).collect(),
+        }
+    }
+
+    /// A scheduler with this durable state. Go on as after a replay.
+    ///
+    /// # Errors
+    /// [`RestoreError`] where a job was submitted to another pipeline.
+    pub fn restore(topology: Topology, limits: Limits, snapshot: Snapshot) -> Result<Self, RestoreError> {
+        let mut sched = Self::new(topology, limits);
+        sched.epoch = snapshot.epoch;
+        for job in snapshot.jobs {
+            let found = || job.stages.iter().map(|run| &run.name);
+            let expected = || sched.topology.stages().iter().map(|spec| &spec.name);
+            if !found().eq(expected()) {
+                return Err(RestoreError::OtherPipeline {
+                    job: job.id,
+                    found: found().cloned().collect(),
+                    expected: expected().cloned().collect(),
+                });
+            }
+            let runs = job.stages.clone();
+            sched.insert_job(job);
+            for run in runs {
+                if let Some(Holder::Worker(worker)) = run.output.holder() {
+                    sched.ensure_worker(worker, &run.name);
+                }
+                if let Phase::Running(attempt) = run.phase {
+                    sched.ensure_worker(attempt.worker, &run.name);
+                    sched.set_slot(attempt.worker, attempt.token, Some(Slot::Running));
+                }
+            }
+        }
+        sched.next_number = sched.next_number.max(snapshot.next_number);
+        Ok(sched)
+    }
+
+    /// The job as a replay would leave it.
+    fn durable(job: &Job) -> Job {
+        let mut job = job.clone();
+        job.next_attempt = 0;
+        for run in &mut job.stages {
+            match &mut run.phase {
+                Phase::Offered(offer) => {
+                    run.phase = Phase::Queued {
+                        since: offer.queued,
+                        again: offer.again,
+                    };
+                }
+                Phase::Running(attempt) => {
+                    attempt.deadline = Timestamp::default();
+                    attempt.progressed = Timestamp::default();
+                    attempt.sequence = 0;
+                    attempt.progress = None;
+                }
+                Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => (),
+            }
+        }
+        job
+    }
+}
