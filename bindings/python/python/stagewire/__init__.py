@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from ._native import Tensor, __version__
 
-__version__ = "x"
-
 from .context import Context, Input
 from .errors import Cancelled, StagewireError
 from .stages import Artefact, Payload, Result, Stage, stage
