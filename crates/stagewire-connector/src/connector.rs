@@ -373,8 +373,8 @@ impl Shared {
         std::iter::once(&self.shm).chain(&self.cma)
     }
 
-    /// Takes a payload in, and lets it expire; gives it back where one of its id is held already.
-    pub(crate) fn hold(self: &Arc<Self>, live: Live, deadline: Option<Duration>) -> Result<Publication, Live> {
+    /// Takes a payload in, and lets it expire; `None` where one of its id is held already.
+    pub(crate) fn hold(self: &Arc<Self>, live: Live, deadline: Option<Duration>) -> Option<Publication> {
         let live = self.table().insert(live)?;
         let publication = Publication::new(Arc::clone(self), Arc::clone(&live));
         if let Some(deadline) = deadline {
@@ -389,7 +389,7 @@ impl Shared {
                 }
             });
         }
-        Ok(publication)
+        Some(publication)
     }
 
     /// Ends everything that needs no waiting. Returns whether it had not ended before.

@@ -153,18 +153,18 @@ struct Inner {
 }
 
 impl Table {
-    /// Takes a payload in. Gives it back where one of the same id is held already.
-    pub(crate) fn insert(&self, live: Live) -> Result<Arc<Live>, Live> {
+    /// Takes a payload in; `None` where one of the same id is held already.
+    pub(crate) fn insert(&self, live: Live) -> Option<Arc<Live>> {
         let id = live.handle.payload;
         let mut inner = lock(&self.inner);
         if inner.live.contains_key(&id) {
-            return Err(live);
+            return None;
         }
         let live = Arc::new(live);
         inner.live.insert(id, Arc::clone(&live));
         drop(inner);
         self.published.fetch_add(1, Ordering::Relaxed);
-        Ok(live)
+        Some(live)
     }
 
     pub(crate) fn get(&self, payload: PayloadId) -> Option<Arc<Live>> {

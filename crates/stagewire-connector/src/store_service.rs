@@ -119,8 +119,8 @@ impl StoreService {
         }
         let live = Live::new(stored.clone(), owner, Arc::new(keep));
         match shared.hold(live, owner.usual_deadline()) {
-            Ok(publication) => publication.seal(),
-            Err(_) => return Err(conflict(stored.payload)),
+            Some(publication) => publication.seal(),
+            None => return Err(conflict(stored.payload)),
         }
         Ok(stored)
     }

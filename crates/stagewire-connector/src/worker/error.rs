@@ -73,7 +73,7 @@ pub enum TaskError {
     #[error("attempt {token} must name the stage to read from; it has {inputs}")]
     WhichInput { token: Token, inputs: String },
     #[error("the input of attempt {token} cannot be read")]
-    Consume { token: Token, source: ConsumeError },
+    Consume { token: Token, source: Box<ConsumeError> },
     #[error("the output of attempt {token} of stage {stage} is not allowed")]
     Output {
         token: Token,
@@ -81,9 +81,9 @@ pub enum TaskError {
         source: SchemaError,
     },
     #[error("the output of attempt {token} was not published")]
-    Publish { token: Token, source: PublishError },
+    Publish { token: Token, source: Box<PublishError> },
     #[error("the output of attempt {token} did not get into the store")]
-    Put { token: Token, source: PutError },
+    Put { token: Token, source: Box<PutError> },
     #[error("attempt {token} has opened no output")]
     NotOpen { token: Token },
     #[error("attempt {token} has an output already")]

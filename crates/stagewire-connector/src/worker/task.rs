@@ -210,7 +210,10 @@ impl Task {
             .worker
             .connector
             .consume(input.handle.clone(), options)
-            .map_err(|source| TaskError::Consume { token, source })?;
+            .map_err(|source| TaskError::Consume {
+                token,
+                source: Box::new(source),
+            })?;
         consumer.observe(Arc::clone(&self.state) as _);
         Ok(consumer)
     }
@@ -260,7 +263,10 @@ impl Task {
         }
         let spec = PublishSpec::new(token.job.to_string(), manifest, Owner::Orchestrator);
         let publication = self.worker.connector.open(spec, output.tensors);
-        let publication = publication.map_err(|source| TaskError::Publish { token, source })?;
+        let publication = publication.map_err(|source| TaskError::Publish {
+            token,
+            source: Box::new(source),
+        })?;
         *place = Some(Opened {
             publication,
             announced: false,
@@ -277,9 +283,10 @@ impl Task {
         let token = self.state.token;
         let mut place = lock(&self.output);
         let Opened { publication, announced } = place.as_mut().ok_or(TaskError::NotOpen { token })?;
-        publication
-            .ready(index)
-            .map_err(|source| TaskError::Publish { token, source })?;
+        publication.ready(index).map_err(|source| TaskError::Publish {
+            token,
+            source: Box::new(source),
+        })?;
         let plan = self.offered.output;
         if index == 0 && plan.publish && !plan.stored && !*announced {
             let payload = describe(publication.handle());
@@ -309,7 +316,10 @@ impl Task {
         let plan = self.offered.output;
         let payload = if plan.publish && plan.stored {
             let stored = self.worker.connector.store(&handle, Some(token), STORE_WITHIN).await;
-            describe(&stored.map_err(|source| TaskError::Put { token, source })?)
+            describe(&stored.map_err(|source| TaskError::Put {
+                token,
+                source: Box::new(source),
+            })?)
         } else {
             describe(&handle)
         };
