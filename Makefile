@@ -11,7 +11,7 @@ setup: ## private uv, .venv with the Python packages, the release build (no root
 	@scripts/setup
 
 demo: setup ## run the example pipeline in stages and colocated, compare, write out/
-	@scripts/demo
+	@.venv/bin/python examples/wan/demo.py --out out
 
 test: setup ## all tests: Rust, doctests, Python, end to end (small counts)
 	@scripts/test
@@ -27,7 +27,7 @@ lint: setup ## formatting, clippy, ruff, mypy, licences, layers, generated code
 
 format: setup ## rustfmt and ruff format
 	cargo fmt --all
-	.venv/bin/ruff format --quiet bindings/python examples tests
+	.venv/bin/ruff format --quiet .
 
 docs: ## the Rust documentation, warnings are errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet

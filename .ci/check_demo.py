@@ -28,4 +28,4 @@ assert page.lstrip().lower().startswith("<!doctype html>"), page[:80]
 for word in ("encode", "denoise", "decode", "p2p"):
     assert word in page, f"the timeline does not show {word}"
 assert not re.search(r"(?:src|href)\s*=\s*[\"']https?://", page), "the timeline is not self-contained"
-print(f"demo: {len(video)} frames, bit-identical; mp4 differs by {error:.1f} of 255 on average; timeline {len(page)} bytes")
+print(f"demo: {len(video)} frames, bit-identical; the mp4 is {error:.1f} of 255 off on average; page {len(page)} bytes")

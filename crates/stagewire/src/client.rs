@@ -141,8 +141,8 @@ impl Client {
         decode(self.send(Method::POST, &path, |request| request).await?).await
     }
 
-    /// The events of a job after number `seen`, until the job has ended.
-    pub(crate) async fn events(&self, id: &str, seen: Option<u64>) -> Result<Events, ClientError> {
+    /// The events of a job after the one with the id `seen`, until the job has ended.
+    pub(crate) async fn events(&self, id: &str, seen: Option<&str>) -> Result<Events, ClientError> {
         let path = format!("/v1/jobs/{}/events", segment(id));
         let answer = self
             .send(Method::GET, &path, |request| match seen {

@@ -7,6 +7,7 @@ pub(super) mod latent;
 pub(super) mod producer;
 
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -114,7 +115,7 @@ async fn hand_over(
 ) -> anyhow::Result<Result<Duration, String>> {
     let mut options = ConsumeOptions::within(Duration::from_secs(30));
     if case.copied {
-        options.destinations = Some(vec![Target::allocate(latent.bytes().len() as u64)?]);
+        options.destinations = Some(vec![Arc::new(Target::allocate(latent.bytes().len() as u64)?)]);
     }
     let order = Order {
         memory: case.memory,

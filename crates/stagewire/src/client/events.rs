@@ -31,21 +31,29 @@ impl Events {
                     Err(_) => Err(ClientError::Foreign { url, status }),
                 };
             }
-            let url = self.answer.url().to_string();
             match self.answer.chunk().await {
                 Ok(Some(piece)) => self.parser.push(&piece),
                 Ok(None) => return Ok(None),
-                Err(source) => return Err(ClientError::Broken { url, source }),
+                Err(source) => {
+                    let url = self.answer.url().to_string();
+                    return Err(ClientError::Broken { url, source });
+                }
             }
         }
     }
+
+    /// The id of the last event that had one: where another stream goes on.
+    pub(crate) fn last_id(&self) -> Option<&str> {
+        self.parser.id.as_deref()
+    }
 }
 
-/// Cuts a stream into the `data` of its events; ids stand in the data too, so that they are not read here.
+/// Cuts a stream into the `data` of its events.
 #[derive(Debug, Default)]
 struct Parser {
     text: Vec<u8>,
     data: Vec<String>,
+    id: Option<String>,
 }
 
 impl Parser {
@@ -61,8 +69,10 @@ impl Parser {
             if line.is_empty() && !self.data.is_empty() {
                 return Some(std::mem::take(&mut self.data).join("\n"));
             }
-            if let Some(data) = line.strip_prefix("data:") {
-                self.data.push(data.strip_prefix(' ').unwrap_or(data).to_owned());
+            match line.split_once(':') {
+                Some(("data", value)) => self.data.push(value.strip_prefix(' ').unwrap_or(value).to_owned()),
+                Some(("id", value)) => self.id = Some(value.trim().to_owned()),
+                _ => {}
             }
         }
         None
@@ -96,5 +106,13 @@ mod tests {
     #[test]
     fn an_event_without_its_empty_line_is_not_given() {
         assert!(parse(&["data: {}\n"]).is_empty());
+    }
+
+    #[test]
+    fn the_last_id_is_kept() {
+        let mut parser = Parser::default();
+        parser.push(b"id: 3.17\ndata: {}\n\ndata: {}\n\n");
+        assert_eq!(std::iter::from_fn(|| parser.next()).count(), 2);
+        assert_eq!(parser.id.as_deref(), Some("3.17"));
     }
 }

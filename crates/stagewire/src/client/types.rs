@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use stagewire_core::{Failure, Handover, Progress, Timestamp, TransferMode};
+use stagewire_core::{Failure, Progress, Timestamp, TransferMode};
 
 /// The body of every refusal.
 #[derive(Debug, Deserialize)]
@@ -73,7 +73,6 @@ pub(crate) struct JobList {
 /// What happened to a job.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Event {
-    pub(crate) seq: u64,
     pub(crate) at_ns: Timestamp,
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -81,7 +80,7 @@ pub(crate) struct Event {
     pub(crate) worker: Option<String>,
     pub(crate) progress: Option<Progress>,
     pub(crate) payload: Option<PayloadNotice>,
-    pub(crate) handover: Option<Handover>,
+    pub(crate) handover: Option<HandoverNotice>,
     pub(crate) failure: Option<Failure>,
 }
 
@@ -98,6 +97,19 @@ pub(crate) struct PayloadNotice {
     pub(crate) nbytes: u64,
     pub(crate) chunks: u32,
     pub(crate) mode: TransferMode,
+}
+
+/// One chunk as its consumer received it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct HandoverNotice {
+    pub(crate) from: String,
+    pub(crate) chunk: u32,
+    pub(crate) chunks: u32,
+    pub(crate) nbytes: u64,
+    pub(crate) mode: TransferMode,
+    pub(crate) path: String,
+    pub(crate) begin_ns: Timestamp,
+    pub(crate) end_ns: Timestamp,
 }
 
 /// `GET /v1/jobs/{id}/result`.

@@ -125,7 +125,7 @@ fn prompt(given: Option<String>) -> Result<Option<String>, Fault> {
 /// Shows the job until it has ended, over restarts of the server.
 async fn follow(client: &Client, id: &str, pipeline: &Pipeline, output: &Output) -> Result<Job, Fault> {
     let mut progress = Progress::new(&pipeline.stage_names(), output);
-    let mut seen = None;
+    let mut seen: Option<String> = None;
     let ended = loop {
         match watch(client, id, &mut seen, &mut progress).await {
             Ok(()) => {}
@@ -143,10 +143,15 @@ async fn follow(client: &Client, id: &str, pipeline: &Pipeline, output: &Output)
     ended
 }
 
-async fn watch(client: &Client, id: &str, seen: &mut Option<u64>, progress: &mut Progress) -> Result<(), ClientError> {
-    let mut events = client.events(id, *seen).await?;
+async fn watch(
+    client: &Client,
+    id: &str,
+    seen: &mut Option<String>,
+    progress: &mut Progress,
+) -> Result<(), ClientError> {
+    let mut events = client.events(id, seen.as_deref()).await?;
     while let Some(event) = events.next().await? {
-        *seen = Some(event.seq);
+        *seen = events.last_id().map(str::to_owned);
         progress.show(&event);
         if event.is_last() {
             break;

@@ -77,7 +77,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         }
         "chunk" => {
             let handover = event.handover.as_ref()?;
-            let took = crate::output::duration(handover.end.since(handover.begin));
+            let took = crate::output::duration(handover.end_ns.since(handover.begin_ns));
             format!(
                 "has chunk {}/{} of {} ({}, {} over {}, {took})",
                 handover.chunk + 1,

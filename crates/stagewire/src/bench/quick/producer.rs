@@ -1,3 +1,4 @@
+use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use stagewire_connector::{Connector, ConnectorOptions, Owner, PublishSpec};
 use stagewire_core::{Handle, StageName};
 use stagewire_transfer as transfer;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::latent::{Latent, manifest, paint};
@@ -109,10 +110,10 @@ pub(crate) struct ProducerArgs {
 pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
     let role = StageName::new("producer").expect("it is a name");
     let connector = Connector::start(ConnectorOptions::new(args.dir, role)).await?;
-    let mut orders = BufReader::new(tokio::io::stdin()).lines();
-    let mut stdout = tokio::io::stdout();
-    while let Some(line) = orders.next_line().await? {
-        let order: Order = serde_json::from_str(&line)?;
+    // Blocks this thread alone: the connector runs on the others.
+    let mut stdout = std::io::stdout().lock();
+    for line in std::io::stdin().lock().lines() {
+        let order: Order = serde_json::from_str(&line?)?;
         let memory = painted(&connector, &order)?;
         let spec = PublishSpec::new(
             format!("round {}", order.round),
@@ -126,8 +127,8 @@ pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
         answer.extend_from_slice(&u64::try_from(begin.as_nanos())?.to_be_bytes());
         answer.extend_from_slice(&u32::try_from(handle.len())?.to_be_bytes());
         answer.extend_from_slice(&handle);
-        stdout.write_all(&answer).await?;
-        stdout.flush().await?;
+        stdout.write_all(&answer)?;
+        stdout.flush()?;
     }
     connector.close().await;
     Ok(Exit::Done)
