@@ -17,7 +17,7 @@ use crate::args::ServerArgs;
 use crate::exit::{Exit, Fault};
 
 pub(crate) use events::Events;
-pub(crate) use types::{Artefact, Event, Job, JobList, JobResult, ParamSpec, Pipeline};
+pub(crate) use types::{Artefact, Event, Job, JobList, JobResult, ParamSpec, Pipeline, Stats};
 
 /// Why a call to the server failed.
 #[derive(Debug, thiserror::Error)]

@@ -19,11 +19,32 @@ pub(crate) struct Job {
     pub(crate) failure: Option<Failure>,
     #[serde(default)]
     pub(crate) stages: Vec<JobStage>,
+    /// What it waits for.
+    #[serde(default)]
+    pub(crate) waiting: Vec<Waiting>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// One thing that a job waits for.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Waiting {
+    stage: Option<String>,
+    message: String,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
 impl Job {
+    /// What the stage waits for, as the server explains it.
+    pub(crate) fn why(&self, stage: &str) -> Option<&str> {
+        let found = self
+            .waiting
+            .iter()
+            .find(|waiting| waiting.stage.as_deref() == Some(stage));
+        found.map(|waiting| waiting.message.as_str())
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self.state.as_str(), "succeeded" | "failed" | "cancelled")
     }
@@ -130,10 +151,9 @@ pub(crate) struct Artefact {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Pipeline {
     pub(crate) name: String,
-    #[serde(default)]
+    pub(crate) ready: bool,
     pub(crate) params: BTreeMap<String, ParamSpec>,
     pub(crate) stages: Vec<Stage>,
-    #[serde(default)]
     pub(crate) workers: Vec<Worker>,
 }
 
@@ -162,10 +182,7 @@ pub(crate) struct ParamSpec {
 pub(crate) struct Stage {
     pub(crate) name: String,
     pub(crate) kind: String,
-    #[serde(default)]
-    pub(crate) queued: u64,
-    #[serde(default)]
-    pub(crate) running: u64,
+    pub(crate) ready: bool,
 }
 
 /// One attached worker.
@@ -175,7 +192,36 @@ pub(crate) struct Worker {
     pub(crate) stage: String,
     pub(crate) pid: u32,
     pub(crate) state: String,
-    pub(crate) slots: u32,
-    #[serde(default)]
-    pub(crate) held: u32,
+    pub(crate) slots: Slots,
+}
+
+/// Slots by what they are used for.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Slots {
+    pub(crate) advertised: u64,
+    pub(crate) free: u64,
+}
+
+/// `GET /v1/stats`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Stats {
+    /// By state.
+    pub(crate) jobs: BTreeMap<String, u64>,
+    pub(crate) stages: Vec<StageStats>,
+    pub(crate) live_payloads: u64,
+    pub(crate) live_payload_bytes: u64,
+    pub(crate) store: StoreStats,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct StageStats {
+    pub(crate) name: String,
+    /// Stages of jobs that have not ended, by phase.
+    pub(crate) jobs: BTreeMap<String, u64>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct StoreStats {
+    pub(crate) bytes: u64,
+    pub(crate) limit_bytes: u64,
 }

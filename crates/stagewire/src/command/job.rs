@@ -53,7 +53,13 @@ fn print(job: &Job, output: &Output) -> Result<Exit, Fault> {
     let rows: Vec<_> = job
         .stages
         .iter()
-        .map(|stage| [stage.name.clone(), stage.state.clone(), stage.note()])
+        .map(|stage| {
+            let note = match stage.note() {
+                note if note.is_empty() => job.why(&stage.name).unwrap_or_default().to_owned(),
+                note => note,
+            };
+            [stage.name.clone(), stage.state.clone(), note]
+        })
         .collect();
     if !rows.is_empty() {
         output.table(["STAGE", "STATE", ""], &rows)?;

@@ -2,7 +2,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::args::{Global, ServerArgs};
-use crate::client::{Client, Pipeline};
+use crate::client::{Client, Pipeline, Stats};
 use crate::exit::{EXIT_HELP, Exit, Fault};
 use crate::output::{Output, bytes};
 
@@ -31,61 +31,74 @@ pub(crate) struct StagesArgs {
 
 pub(crate) async fn run(args: StatusArgs, global: &Global, output: &Output) -> Result<Exit, Fault> {
     let client = Client::new(global.run_dir.as_deref(), &args.server)?;
-    let document: Value = client.get("/v1/pipeline").await?;
-    let stats: Value = client.get("/v1/stats").await?;
-    let pipeline: Pipeline = serde_json::from_value(document.clone())?;
-    let missing: Vec<&str> = pipeline
-        .stages
-        .iter()
-        .map(|stage| stage.name.as_str())
-        .filter(|stage| !pipeline.ready_workers().any(|worker| worker.stage == *stage))
-        .collect();
-    let exit = if missing.is_empty() { Exit::Done } else { Exit::Failed };
+    let (about, numbers): (Value, Value) = (client.get("/v1/pipeline").await?, client.get("/v1/stats").await?);
+    let pipeline: Pipeline = serde_json::from_value(about.clone())?;
+    let exit = if pipeline.ready { Exit::Done } else { Exit::Failed };
     if output.json {
-        output.document(&json!({"ready": missing.is_empty(), "pipeline": document, "stats": stats}))?;
+        output.document(&json!({"ready": pipeline.ready, "pipeline": about, "stats": numbers}))?;
         return Ok(exit);
     }
-    let state = if missing.is_empty() {
-        "ready".to_owned()
-    } else {
-        format!("not ready: no worker for {}", missing.join(", "))
-    };
-    output.data(format_args!("{} at {}: {state}", pipeline.name, client.url()?))?;
+    let stats: Stats = serde_json::from_value(numbers)?;
+    output.data(format_args!(
+        "{} at {}: {}",
+        pipeline.name,
+        client.url()?,
+        readiness(&pipeline)
+    ))?;
     let rows: Vec<_> = pipeline
         .workers
         .iter()
         .map(|worker| {
-            let slots = format!("{}/{}", worker.held, worker.slots);
+            let taken = worker.slots.advertised.saturating_sub(worker.slots.free);
+            let slots = format!("{taken} of {}", worker.slots.advertised);
+            let pid = worker.pid.to_string();
             [
                 worker.name.clone(),
                 worker.stage.clone(),
                 worker.state.clone(),
-                worker.pid.to_string(),
+                pid,
                 slots,
             ]
         })
         .collect();
     if !rows.is_empty() {
-        output.table(["WORKER", "STAGE", "STATE", "PID", "SLOTS"], &rows)?;
+        output.table(["WORKER", "STAGE", "STATE", "PID", "SLOTS TAKEN"], &rows)?;
     }
-    for (name, value) in stats.as_object().into_iter().flatten() {
-        let shown = match value.as_u64() {
-            Some(count) if name.ends_with("_bytes") => bytes(count),
-            _ => value.to_string(),
-        };
-        output.data(format_args!("{name:<24} {shown}"))?;
-    }
+    let jobs = stats.jobs.iter().filter(|(_, count)| **count > 0);
+    let jobs: Vec<String> = jobs.map(|(state, count)| format!("{count} {state}")).collect();
+    output.data(format_args!(
+        "jobs      {}",
+        if jobs.is_empty() {
+            "none".to_owned()
+        } else {
+            jobs.join(", ")
+        }
+    ))?;
+    let (live, held) = (stats.live_payloads, bytes(stats.live_payload_bytes));
+    output.data(format_args!("payloads  {live} live, {held}"))?;
+    let (used, limit) = (bytes(stats.store.bytes), bytes(stats.store.limit_bytes));
+    output.data(format_args!("store     {used} of {limit}"))?;
     Ok(exit)
+}
+
+fn readiness(pipeline: &Pipeline) -> String {
+    if pipeline.ready {
+        return "ready".to_owned();
+    }
+    let missing = pipeline.stages.iter().filter(|stage| !stage.ready);
+    let missing: Vec<&str> = missing.map(|stage| stage.name.as_str()).collect();
+    format!("not ready, no worker for {}", missing.join(", "))
 }
 
 pub(crate) async fn stages(args: StagesArgs, global: &Global, output: &Output) -> Result<Exit, Fault> {
     let client = Client::new(global.run_dir.as_deref(), &args.server)?;
-    let document: Value = client.get("/v1/pipeline").await?;
+    let about: Value = client.get("/v1/pipeline").await?;
     if output.json {
-        output.document(&document)?;
+        output.document(&about)?;
         return Ok(Exit::Done);
     }
-    let pipeline: Pipeline = serde_json::from_value(document)?;
+    let pipeline: Pipeline = serde_json::from_value(about)?;
+    let stats: Stats = client.get("/v1/stats").await?;
     let rows: Vec<_> = pipeline
         .stages
         .iter()
@@ -94,12 +107,20 @@ pub(crate) async fn stages(args: StagesArgs, global: &Global, output: &Output) -
                 .ready_workers()
                 .filter(|worker| worker.stage == stage.name)
                 .count();
+            let numbers = stats.stages.iter().find(|numbers| numbers.name == stage.name);
+            let jobs = |phase: &str| {
+                numbers
+                    .and_then(|numbers| numbers.jobs.get(phase))
+                    .copied()
+                    .unwrap_or(0)
+                    .to_string()
+            };
             [
                 stage.name.clone(),
                 stage.kind.clone(),
                 workers.to_string(),
-                stage.queued.to_string(),
-                stage.running.to_string(),
+                jobs("queued"),
+                jobs("running"),
             ]
         })
         .collect();

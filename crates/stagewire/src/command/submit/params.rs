@@ -59,7 +59,7 @@ mod tests {
 
     fn pipeline() -> Pipeline {
         serde_json::from_value(json!({
-            "name": "wan", "stages": [], "workers": [],
+            "name": "wan", "ready": true, "stages": [], "workers": [],
             "params": {
                 "prompt": {"type": "string"}, "steps": {"type": "integer"},
                 "scale": {"type": "number"}, "tiled": {"type": "boolean"},
