@@ -109,7 +109,7 @@ class FakeServer:
         """Writes ``server.json``."""
         run_dir.mkdir(mode=0o700, exist_ok=True)
         address = self.url.removeprefix("http://")
-        server = {"schema": 1, "pid": 1, "started": 1, "http": address, "pipeline": "p", "epoch": 1}
+        server = {"schema": 1, "process": {"pid": 1, "started": 1}, "http": address, "pipeline": "p", "epoch": 1}
         (run_dir / "server.json").write_text(json.dumps(server))
 
     def asked(self, path: str) -> list[tuple[str, str, dict[str, str], bytes]]:

@@ -43,14 +43,10 @@ def consume(run_dir: str, handle: bytes, how: str = "chunks", **options: Any) ->
     """Reads a payload: its chunks, or the whole of it; into destinations or without."""
     conn = connector(run_dir, "consumer")
     named = StageHandle.from_bytes(handle)
-    dst = None
+    dst: Any = None
     if how.endswith("dst"):
         dst = {
-            name: None
-            if spec is None
-            else [_like(*one) for one in spec]
-            if isinstance(spec, list)
-            else _like(*spec)
+            name: None if spec is None else [_like(*one) for one in spec] if isinstance(spec, list) else _like(*spec)
             for name, spec in named.spec.items()
         }
         if list(named.spec) == ["tensor"]:

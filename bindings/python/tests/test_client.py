@@ -253,7 +253,7 @@ def test_no_server(face: str, run_dir: Path) -> None:
 
     with pytest.raises(errors.Unavailable, match=r"start one with `stagewire up PIPELINE\.toml`") as caught:
         Driver(face, run_dir=run_dir)(steps)
-    assert caught.value.reason == "server.not_found"
+    assert caught.value.reason == "server.none"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

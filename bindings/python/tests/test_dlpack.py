@@ -118,18 +118,19 @@ def test_layouts(make: Any, contiguous: bool) -> None:
 
 
 def test_numpy_layouts_are_copied_once() -> None:
-    array = np.arange(24, dtype=np.int32).reshape(4, 6)
+    array: Any = np.arange(24, dtype=np.int32).reshape(4, 6)
     imported = Imported({"x": array.T, "scalar": np.array(3.5)})
     assert imported.copies == 1
-    assert [value.tobytes() for _, value in imported.entries] == [array.T.tobytes(), np.array(3.5).tobytes()]  # type: ignore[union-attr]
+    found = [value.tobytes() for _, value in imported.entries if isinstance(value, Tensor)]
+    assert found == [array.T.tobytes(), np.array(3.5).tobytes()]
 
 
 def test_read_only_arrays_stay_read_only() -> None:
-    array = np.arange(4)
+    array: Any = np.arange(4)
     array.flags.writeable = False
     tensor = Tensor.from_dlpack(array)
     assert tensor.read_only
-    back = np.from_dlpack(tensor)  # type: ignore[arg-type]
+    back = np.from_dlpack(tensor)
     assert not back.flags.writeable
     with pytest.raises(BufferError, match="read-only"):
         tensor.__dlpack__()
@@ -164,20 +165,19 @@ def test_the_old_protocol_works() -> None:
 
 def test_memory_lives_as_long_as_somebody_uses_it() -> None:
     source = torch.arange(6, dtype=torch.int16)
-    storage = weakref.ref(source.untyped_storage())
     tensor = Tensor.from_dlpack(source)
     back = torch.from_dlpack(tensor)
     del source, tensor
     gc.collect()
+    torch.empty(6, dtype=torch.int16).fill_(-1)  # would land on memory that was given back
     assert back.tolist() == [0, 1, 2, 3, 4, 5]
-    del back, storage
 
 
 def test_memory_goes_when_nobody_uses_it() -> None:
-    class Owner(np.ndarray):  # type: ignore[type-arg]
+    class Owner(np.ndarray):
         pass
 
-    array = np.zeros(8).view(Owner)
+    array: Any = np.zeros(8).view(Owner)
     alive = weakref.ref(array)
     tensor = Tensor.from_dlpack(array)
     capsule = tensor.__dlpack__(max_version=(1, 1))

@@ -16,7 +16,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._native import Tensor, __version__
-
 from .context import Context, Input
 from .errors import Cancelled, StagewireError
 from .stages import Artefact, Payload, Result, Stage, stage

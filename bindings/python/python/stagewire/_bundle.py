@@ -71,7 +71,7 @@ def wrap(name: str, value: Any) -> Tensor:
     """The native view of a tensor's memory, without a copy.
 
     Raises:
-        Invalid: It is no tensor, or one whose memory is not simply there (it requires grad, is conjugated, sparse, ...).
+        Invalid: It is no tensor, or one whose memory is not simply there (it requires grad, is sparse, ...).
         Unsupported: It is not in host memory, or of an unknown dtype.
     """
     if isinstance(value, Tensor):
@@ -148,7 +148,8 @@ def load(library: str) -> Any:
         return importlib.import_module(library)
     except ModuleNotFoundError as error:
         raise Unsupported(
-            f"framework={library!r} needs {library}, which this Python ({sys.executable}) does not have: install it there",
+            f"framework={library!r} needs {library}, which this Python ({sys.executable}) does not have: "
+            "install it there",
             reason="python.missing_module",
             details={"module": library},
         ) from error

@@ -100,7 +100,8 @@ class Reader:
         self._destinations = destinations
         self._single = single
         dtypes = {dtype for _, value in handle.entries for dtype, _ in _specs(value)}
-        self._export = None if destinations is not None else exporter(framework, dtypes)
+        # Tensors that have a destination are the caller's own; nothing is exported then.
+        self._export = exporter("native" if destinations is not None else framework, dtypes)
 
     def chunks(self) -> Iterator[Any]:
         """Chunk after chunk; the payload is finished when the iterator has ended."""
@@ -130,7 +131,6 @@ class Reader:
     def _bundle(self, tensors: list[Tensor]) -> dict[str, Any]:
         if self._destinations is not None:
             return dict(self._destinations.bundle)
-        assert self._export is not None
         given = iter(tensors)
         export = self._export
         return {

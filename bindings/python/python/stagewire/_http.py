@@ -44,8 +44,8 @@ class Event:
 
     Attributes:
         seq: Number of the event within the job, growing.
-        type: ``queued``, ``offered``, ``running``, ``progress``, ``published``, ``chunk``, ``stage_done``, ``requeued``,
-            ``cancelling``, ``succeeded``, ``failed`` or ``cancelled``; newer servers may have more.
+        type: ``queued``, ``offered``, ``running``, ``progress``, ``published``, ``chunk``, ``stage_done``,
+            ``requeued``, ``cancelling``, ``succeeded``, ``failed`` or ``cancelled``; newer servers may have more.
         at_ns: When, in nanoseconds since the Unix epoch.
         stage: The stage it happened to; empty for the job as a whole.
         progress: How far the stage has come, where that is what happened.

@@ -11,21 +11,21 @@ from .errors import Corrupt, Unavailable, Unsupported
 
 
 def find(run_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The run directory: the argument, else ``STAGEWIRE_RUN_DIR``, else under ``XDG_RUNTIME_DIR``, else under ``/tmp``."""
+    """The argument, else ``STAGEWIRE_RUN_DIR``, else under ``XDG_RUNTIME_DIR``, else one under the temporary folder."""
     if run_dir is not None:
         return Path(run_dir)
     if named := os.environ.get("STAGEWIRE_RUN_DIR"):
         return Path(named)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "stagewire"
-    return Path("/tmp") / f"stagewire-{os.getuid()}"  # noqa: S108 - the server makes it 0700 and checks its owner
+    # The server makes it 0700 and checks its owner.
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"stagewire-{os.getuid()}"  # noqa: S108
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """What a running server says of itself in ``server.json``."""
 
-    pid: int
     url: str
     pipeline: str
 
@@ -45,20 +45,22 @@ def server(run_dir: Path) -> Server:
         raise Unavailable(
             f"no Stagewire server runs in {run_dir}: start one with `stagewire up PIPELINE.toml`, "
             "or name another place with run_dir=, url= or STAGEWIRE_RUN_DIR",
-            reason="server.not_found",
+            reason="server.none",
             details={"run_dir": str(run_dir)},
         ) from None
     details = {"path": str(path)}
     try:
         found = json.loads(text)
-        schema, pid, http, pipeline = found["schema"], int(found["pid"]), found["http"], found["pipeline"]
+        schema, http, pipeline = found["schema"], str(found["http"]), str(found["pipeline"])
     except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(f"{path} is not what a server writes: {error!r}", reason="server.file", details=details) from None
+        raise Corrupt(
+            f"{path} is not what a server writes: {error!r}", reason="server.run_dir", details=details
+        ) from None
     if schema != 1:
         raise Unsupported(
             f"{path} has schema {schema}, this package reads schema 1: update the package",
-            reason="server.file",
+            reason="server.run_dir",
             details={**details, "found": str(schema), "expected": "1"},
         )
     url = http if "://" in http else f"http://{http}"
-    return Server(pid=pid, url=url, pipeline=pipeline)
+    return Server(url=url, pipeline=pipeline)

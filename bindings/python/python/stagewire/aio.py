@@ -145,7 +145,7 @@ class AsyncJob:
             except Unavailable as error:
                 await asyncio.sleep(follow.away(error))
 
-    async def wait(self, timeout: float | None = None) -> str:  # noqa: ASYNC109 - the same names as the other client
+    async def wait(self, timeout: float | None = None) -> str:
         """Waits until the job has ended and returns its state: ``succeeded``, ``failed`` or ``cancelled``.
 
         Raises:
@@ -157,7 +157,7 @@ class AsyncJob:
             await self.refresh()
         return self.state
 
-    async def result(self, timeout: float | None = None) -> AsyncJobResult:  # noqa: ASYNC109 - as above
+    async def result(self, timeout: float | None = None) -> AsyncJobResult:
         """Waits until the job has ended and returns what it made; see `stagewire.client.Job.result`.
 
         Raises:

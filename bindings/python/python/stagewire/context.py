@@ -60,8 +60,8 @@ class Input(Protocol):
     def chunks(self, *, framework: Framework | None = None, writable: bool = False) -> Iterator[dict[str, Any]]:
         """Yields chunk after chunk, in order, each as soon as it is there.
 
-        Each is ``{name: tensor}`` with the tensors cut along the chunk dimension: for ``[B, C, T, H, W]`` in chunks along
-        T, ``[B, C, t, H, W]``. A payload that is not cut is one chunk. Arguments and errors are those of `fetch`.
+        Each is ``{name: tensor}`` with the tensors cut along the chunk dimension: ``[B, C, t, H, W]`` of
+        ``[B, C, T, H, W]``. A payload that is not cut is one chunk. Arguments and errors are those of `fetch`.
         """
 
 

@@ -59,7 +59,7 @@ class StagePayload:
         tensors: ``{name: tensor | None | [tensor, ...]}``.
         metadata: Any JSON-like value; at most 16 MiB as JSON.
         chunk_dim: The dimension that every tensor is cut along: 2 cuts ``[B, C, T, H, W]`` in time.
-        num_chunks: Number of chunks, 1 to the extent of that dimension. Sizes may be uneven: 21 into 8 is 3 3 3 3 3 2 2 2.
+        num_chunks: Number of chunks, 1 to that dimension's extent. Uneven where need be: 21 into 8 is 3 3 3 3 3 2 2 2.
         lease: ``delete_on_consume``: the payload is deleted once one consumer has consumed it.
     """
 
@@ -170,7 +170,7 @@ class StageHandle:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """``{name: (dtype, shape) | None | [(dtype, shape), ...]}``; dtypes by PyTorch's names, such as ``bfloat16``."""
+        """``{name: (dtype, shape) | None | [(dtype, shape), ...]}``; dtypes by PyTorch's names: ``bfloat16``."""
         return dict(self._native.entries)
 
     @property
@@ -220,8 +220,8 @@ class StageHandle:
 
     def __repr__(self) -> str:
         return (
-            f"StageHandle(request_id={self.request_id!r}, stage={self.stage!r}, kind={self.kind!r}, mode={self.mode!r}, "
-            f"nbytes={self.nbytes}, num_chunks={self.num_chunks})"
+            f"StageHandle(request_id={self.request_id!r}, stage={self.stage!r}, kind={self.kind!r}, "
+            f"mode={self.mode!r}, nbytes={self.nbytes}, num_chunks={self.num_chunks})"
         )
 
 
@@ -277,8 +277,8 @@ class DiffusionConnector:
         run_dir: Folder through which processes find each other; default ``STAGEWIRE_RUN_DIR``, else the usual place.
         arena_bytes: Most bytes of shared memory, as a number or as ``"512MiB"``.
         deadline: Seconds that a consumer waits for bytes, and that a store may take.
-        borrow: Whether consumers may read tensors where they are, where the kernel allows that. Without it each tensor is
-            copied once into shared memory, which consumers then map.
+        borrow: Whether consumers may read tensors where they are, where the kernel allows that. Without it each tensor
+            is copied once into shared memory, which consumers then map.
 
     Raises:
         Invalid: Role, mode or size is not allowed.
@@ -332,7 +332,7 @@ class DiffusionConnector:
             raise
         return StageHandle(stored)
 
-    def open(self, payload: StagePayload, *, strict: bool = False, expires: float | None = None) -> StreamingPublish:
+    def open(self, payload: StagePayload, *, expires: float | None = None) -> StreamingPublish:
         """Publishes a payload whose chunks become visible by `StreamingPublish.ready`, one by one.
 
         Arguments and errors are those of `publish`; a tensor that is not contiguous is refused, because later writes to
@@ -377,9 +377,9 @@ class DiffusionConnector:
     ) -> Iterator[Any]:
         """Yields the payload's chunks in order, each as soon as it is complete.
 
-        A payload published with ``tensor=`` yields tensors, one with ``tensors=`` dicts. With `dst` they are views of it.
-        Without, they are views of the producer's memory where that can be mapped, which **must not be written to**, else
-        of memory of their own.
+        A payload published with ``tensor=`` yields tensors, one with ``tensors=`` dicts. With `dst` they are views of
+        it. Without, they are views of the producer's memory where that can be mapped, which **must not be written to**,
+        else of memory of their own.
 
         A payload with the lease ``delete_on_consume`` is deleted when the iterator has ended. One that is given up
         before leaves it for another consumer, which begins at chunk 0.
@@ -388,8 +388,8 @@ class DiffusionConnector:
             handle: What `publish` returned, or its bytes.
             dst: Where to write: a contiguous, writable tensor of the same shape and dtype, or a bundle
                 ``{name: tensor | None | [tensor, ...]}`` of them.
-            framework: ``torch``, ``numpy`` or ``native``, without `dst`. By default torch tensors where torch is imported
-                or the dtype needs it, else NumPy arrays.
+            framework: ``torch``, ``numpy`` or ``native``, without `dst`. By default torch tensors where torch is
+                imported or the dtype needs it, else NumPy arrays.
             deadline: Seconds without a further chunk after which it is given up; default that of the connector.
 
         Raises:

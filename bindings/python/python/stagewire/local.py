@@ -1,4 +1,4 @@
-"""Runs a pipeline's stages one after the other in this process: to try and to test stage functions, without a server."""
+"""Runs a pipeline's stages one after the other in this process, without a server: to try and to test them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 import contextvars
 import io
 import itertools
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from .errors import Invalid, NotFound, Unsupported
 from .stages import Artefact, Output, Payload, Result, Stage
@@ -144,7 +144,8 @@ class _Block:
             missing = [n for n in missing if n in pipe.null_component_names]
         if missing:
             raise NotFound(
-                f"block {self._name!r} needs {', '.join(missing)}: add what builds them to components=, or give pretrained=",
+                f"block {self._name!r} needs {', '.join(missing)}: add what builds them to components=, "
+                "or give pretrained=",
                 reason="modular.components",
                 details={"block": self._name, "missing": ", ".join(missing)},
             )
@@ -187,8 +188,8 @@ class _Block:
                 metadata[name] = value
             else:
                 raise Unsupported(
-                    f"block {self._name!r} hands over {name!r}, a {type(value).__name__}: only tensors, lists of them, and "
-                    "JSON-like values can be",
+                    f"block {self._name!r} hands over {name!r}, a {type(value).__name__}: only tensors, "
+                    "lists of them, and JSON-like values can be",
                     reason="modular.output",
                     details={"block": self._name, "output": name, "type": type(value).__name__},
                 )
@@ -226,7 +227,7 @@ class _Bar:
         self._total = total if total is not None else len(iterable) if hasattr(iterable, "__len__") else 0
         self._done = 0
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

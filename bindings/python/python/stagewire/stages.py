@@ -36,8 +36,8 @@ __all__ = ["Artefact", "Bundle", "Kind", "Output", "Payload", "Result", "Stage",
 M = TypeVar("M")
 
 Bundle: TypeAlias = "Mapping[str, Any]"
-"""``{name: tensor | None | [tensor, ...]}``. A tensor is a torch tensor, a NumPy array, anything with ``__dlpack__``, or
-bytes-like memory (then uint8 of shape ``[n]``), in host memory."""
+"""``{name: tensor | None | [tensor, ...]}``. A tensor is a torch tensor, a NumPy array, anything with ``__dlpack__``,
+or bytes-like memory (then uint8 of shape ``[n]``), in host memory."""
 
 Kind: TypeAlias = str
 """``embedding``, ``latent``, ``checkpoint``, ``feature`` or ``frames``."""
@@ -135,6 +135,7 @@ class Stage(Generic[M]):
     setup_per_slot: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Output:
+        """Calls the function."""
         return self.function(*args, **kwargs)
 
     def load(self) -> M | None:

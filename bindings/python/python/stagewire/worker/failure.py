@@ -21,8 +21,8 @@ class StageFailure(NamedTuple):
 def of(stage: str, error: BaseException) -> StageFailure:
     """The failure for an exception that a stage function raised.
 
-    Stagewire's own exceptions keep class and reason. A `ValueError` is the model's judgement of the parameters, so it is
-    ``invalid``; memory that ran out is ``exhausted``; any other exception is ``internal``.
+    Stagewire's own exceptions keep class and reason. A `ValueError` is the model's judgement of the parameters, so it
+    is ``invalid``; memory that ran out is ``exhausted``; any other exception is ``internal``.
     """
     details = {"stage": stage, "exception": _name(type(error)), "at": _place(error)}
     if isinstance(error, StagewireError):

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(given)
     except Unavailable as error:
         LOG.error("%s", error)
-        return NO_SERVER if error.reason in {"server.not_found", "server.unreachable"} else FAILED
+        return NO_SERVER if error.reason in {"server.none", "server.unreachable"} else FAILED
     except StagewireError as error:
         if error.__cause__ is not None:
             # What the pipeline's own code raised: its author wants to see where.
