@@ -1,1 +1,222 @@
+//! Other processes: this very test binary, started again to run [`entry`] alone.
 
+use std::env;
+use std::io::{self, BufRead, Write};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use stagewire_core::{Peer, RegionRef};
+use stagewire_transfer::{ConnectOptions, HostStats, Pinned, RegisterOptions, TransferOptions};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use crate::support;
+
+const ROLE: &str = "STAGEWIRE_TEST_ROLE";
+const DIR: &str = "STAGEWIRE_TEST_DIR";
+const TRANSPORT: &str = "STAGEWIRE_TEST_TRANSPORT";
+const ARGUMENT: &str = "STAGEWIRE_TEST_ARGUMENT";
+
+/// Marks a line of a child that is meant for its parent.
+const MARK: &str = "@@";
+
+/// What a producer says when it is ready.
+pub(crate) type Offer = (Peer, RegionRef);
+
+/// A child process. Dropped, it is killed.
+pub(crate) struct Child {
+    process: tokio::process::Child,
+    stdin: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+    pid: Pid,
+}
+
+impl Child {
+    /// A producer of one region with [`support::bulk`] of so many bytes.
+    pub(crate) async fn producer(dir: &Path, transport: &str, len: usize) -> (Self, Offer) {
+        let mut child = Self::spawn("producer", dir, transport, &len.to_string());
+        let offer = child.receive().await;
+        (child, offer)
+    }
+
+    /// A reader that holds a pin, and a mapping where the transport has them.
+    pub(crate) async fn reader(dir: &Path, transport: &str, offer: &Offer) -> Self {
+        let mut child = Self::spawn("reader", dir, transport, &to_hex(offer));
+        child.receive::<()>().await;
+        child
+    }
+
+    fn spawn(role: &str, dir: &Path, transport: &str, argument: &str) -> Self {
+        let mut process = Command::new(env::current_exe().expect("this binary"))
+            .args(["--exact", "child::entry", "--nocapture"])
+            .env(ROLE, role)
+            .env(DIR, dir)
+            .env(TRANSPORT, transport)
+            .env(ARGUMENT, argument)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the child starts");
+        let pid = process.id().expect("it runs").try_into().expect("pids are positive");
+        Self {
+            pid: Pid::from_raw(pid).expect("pids are positive"),
+            stdin: process.stdin.take().expect("piped"),
+            lines: BufReader::new(process.stdout.take().expect("piped")).lines(),
+            process,
+        }
+    }
+
+    async fn receive<T: DeserializeOwned>(&mut self) -> T {
+        let marked = async {
+            while let Some(line) = self.lines.next_line().await.expect("its output") {
+                if let Some((_, text)) = line.split_once(MARK) {
+                    return from_hex(text);
+                }
+            }
+            panic!("the child ended without a word");
+        };
+        timeout(Duration::from_secs(20), marked)
+            .await
+            .expect("the child answers")
+    }
+
+    /// Its pins and regions: `(pins_held, regions, allocated_bytes)`.
+    pub(crate) async fn holds(&mut self) -> (u64, u64, u64) {
+        self.stdin.write_all(b"holds\n").await.expect("it listens");
+        self.receive().await
+    }
+
+    /// Releases its region.
+    pub(crate) async fn release(&mut self) {
+        self.stdin.write_all(b"release\n").await.expect("it listens");
+        self.receive::<()>().await;
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        self.process.start_kill().expect("it runs");
+    }
+
+    /// Has it stop, and waits until it stands still.
+    pub(crate) async fn stop(&self) {
+        kill_process(self.pid, Signal::STOP).expect("it runs");
+        let stat = format!("/proc/{}/stat", self.pid);
+        support::until("the child stands still", || {
+            std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
+        })
+        .await;
+    }
+
+    pub(crate) fn go_on(&self) {
+        kill_process(self.pid, Signal::CONT).expect("it runs");
+    }
+
+    /// Waits until it is gone.
+    pub(crate) async fn gone(&mut self) {
+        self.process.wait().await.expect("a child of this process");
+    }
+}
+
+fn to_hex<T: Serialize>(value: &T) -> String {
+    let bytes = postcard::to_stdvec(value).expect("encodes");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex<T: DeserializeOwned>(text: &str) -> T {
+    let digits = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal");
+    let bytes: Vec<u8> = (0..text.len()).step_by(2).map(digits).collect();
+    postcard::from_bytes(&bytes).expect("decodes")
+}
+
+/// Not a test: what a child does. Does nothing where no parent asked for it.
+#[test]
+fn entry() {
+    let Ok(role) = env::var(ROLE) else {
+        return;
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let runtime = runtime.expect("a runtime");
+    runtime.block_on(async {
+        match role.as_str() {
+            "producer" => produce().await,
+            "reader" => read().await,
+            other => panic!("no role {other}"),
+        }
+    });
+}
+
+fn argument(name: &str) -> String {
+    env::var(name).expect("set by the parent")
+}
+
+fn say<T: Serialize>(value: &T) {
+    let mut stdout = io::stdout();
+    writeln!(stdout, "\n{MARK}{}", to_hex(value))
+        .and_then(|()| stdout.flush())
+        .expect("the parent reads");
+}
+
+async fn produce() {
+    let (dir, transport) = (argument(DIR), argument(TRANSPORT));
+    let host = support::start(dir.as_ref()).await;
+    let bytes = support::bulk(argument(ARGUMENT).parse().expect("a length"));
+    let memory = support::memory(&host, &transport, &bytes);
+    let register = support::transport(&host, &transport).register(memory, RegisterOptions::default());
+    let mut region = Some(register.expect("registered"));
+    let reference = region
+        .as_ref()
+        .map(stagewire_transfer::Region::reference)
+        .expect("just registered");
+    say(&(support::peer(&host), reference));
+    tokio::task::spawn_blocking(move || {
+        for line in io::stdin().lock().lines() {
+            match line.expect("text").as_str() {
+                "holds" => {
+                    let HostStats {
+                        pins_held,
+                        regions,
+                        allocated_bytes,
+                        ..
+                    } = host.stats();
+                    say(&(pins_held, regions, allocated_bytes));
+                }
+                "release" => {
+                    region = None;
+                    say(&());
+                }
+                other => panic!("no command {other}"),
+            }
+        }
+        drop(region);
+    })
+    .await
+    .expect("no panic");
+}
+
+async fn read() {
+    let (dir, transport) = (argument(DIR), argument(TRANSPORT));
+    let (peer, region): Offer = from_hex(&argument(ARGUMENT));
+    let host = support::start(dir.as_ref()).await;
+    let transport = support::transport(&host, &transport);
+    let remote = transport
+        .connect(&peer, ConnectOptions::default())
+        .await
+        .expect("connected");
+    let pinned: Box<dyn Pinned> = remote.pin(&region, TransferOptions::default()).await.expect("pinned");
+    let mapping = pinned.map().await;
+    assert_eq!(mapping.is_ok(), transport.abilities().map);
+    say(&());
+    tokio::task::spawn_blocking(|| io::stdin().lock().lines().count())
+        .await
+        .expect("no panic");
+    drop(mapping);
+}

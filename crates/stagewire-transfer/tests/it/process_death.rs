@@ -1,1 +1,194 @@
+//! SIGKILL of either side: a typed error within a second, no other bytes, nothing left behind.
 
+use std::time::{Duration, Instant};
+
+use stagewire_core::{Classify, ErrorClass, Record};
+use stagewire_transfer::{
+    ConnectOptions, Host, Pinned, RegisterOptions, Remote, Target, TransferError, TransferOptions, sweep,
+};
+use tokio::time::timeout;
+
+use crate::child::Child;
+use crate::support::{self, cma_works, run_dir, start, transport, until};
+
+const LEN: usize = 24 << 20;
+const ROUNDS: usize = 10;
+const NOTICED_WITHIN: Duration = Duration::from_secs(1);
+
+fn is_lost(error: &dyn Classify) {
+    let found = (error.class(), error.reason());
+    assert_eq!(found, (ErrorClass::Unavailable, "peer.lost"), "{error}");
+}
+
+fn nothing_left(reader: &Host) {
+    let stats = reader.stats();
+    assert_eq!((stats.connections, stats.mapped_bytes), (0, 0), "{stats:?}");
+}
+
+/// Pulls again and again; gives the number of pulls that succeeded, all exact, and the error that ended it.
+async fn pull_until_error(pinned: &dyn Pinned, expected: &[u8], mut after: impl FnMut(usize)) -> TransferError {
+    let mut target = Target::allocate(LEN as u64).expect("memory");
+    let whole = [Record::contiguous(0, 0, LEN as u64)];
+    for round in 0.. {
+        if let Err(error) = pinned.pull(&whole, &target, TransferOptions::default()).await {
+            assert!(target.slice(0..1).is_err(), "a failed pull counts as written");
+            return error;
+        }
+        assert!(target.as_slice().expect("pulled") == expected, "other bytes");
+        after(round);
+        target.reset().expect("idle");
+    }
+    unreachable!("the loop ends with an error")
+}
+
+async fn producer_dies_during_pulls(name: &str) {
+    let (_parent, dir) = run_dir();
+    if name == "cma" && !cma_works(&dir).await {
+        return;
+    }
+    let expected = support::bulk(LEN);
+    for round in 0..ROUNDS {
+        let reader = start(&dir).await;
+        let (mut child, (peer, region)) = Child::producer(&dir, name, LEN).await;
+        let remote = transport(&reader, name)
+            .connect(&peer, ConnectOptions::default())
+            .await
+            .expect("connected");
+        let pinned = remote.pin(&region, TransferOptions::default()).await.expect("pinned");
+        let (kill, killed) = tokio::sync::oneshot::channel();
+        let mut kill = Some(kill);
+        let pulls = pull_until_error(&*pinned, &expected, |done| {
+            if done == round % 3
+                && let Some(kill) = kill.take()
+            {
+                kill.send(()).expect("somebody waits");
+            }
+        });
+        let killer = async {
+            killed.await.expect("told after a pull");
+            // At another point of the next pull in each round.
+            tokio::time::sleep(Duration::from_micros(300 * round as u64)).await;
+            child.kill();
+            Instant::now()
+        };
+        let (error, at) = timeout(Duration::from_secs(20), async { tokio::join!(pulls, killer) })
+            .await
+            .expect("ends");
+        assert!(at.elapsed() <= NOTICED_WITHIN, "noticed after {:?}", at.elapsed());
+        is_lost(&error);
+        after_death(&reader, &*remote, pinned).await;
+        child.gone().await;
+        let connect = transport(&reader, name).connect(&peer, ConnectOptions::default()).await;
+        is_lost(&connect.err().expect("nobody is there"));
+        assert_eq!(sweep(&dir).expect("readable").len(), 1);
+        reader.shutdown().await;
+        assert_eq!(std::fs::read_dir(&dir).expect("readable").count(), 0, "files were left");
+    }
+}
+
+/// Every later use says the same, and nothing is left once the pin is dropped.
+async fn after_death(reader: &Host, remote: &dyn Remote, pinned: Box<dyn Pinned>) {
+    let closed = timeout(NOTICED_WITHIN, remote.closed()).await.expect("noticed");
+    assert!(closed.contains("died"), "{closed}");
+    assert!(!remote.is_alive());
+    let target = Target::allocate(1).expect("memory");
+    let byte = [Record::contiguous(0, 0, 1)];
+    let pull = pinned.pull(&byte, &target, TransferOptions::default());
+    is_lost(&pull.await.expect_err("it is dead"));
+    drop(pinned);
+    until("connection and mapping are gone", || reader.stats().mapped_bytes == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shm_producer_dies_during_pulls() {
+    producer_dies_during_pulls("shm").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cma_producer_dies_during_pulls() {
+    producer_dies_during_pulls("cma").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mapping_outlives_its_producer() {
+    let (_parent, dir) = run_dir();
+    let reader = start(&dir).await;
+    let (mut child, (peer, region)) = Child::producer(&dir, "shm", LEN).await;
+    let remote = reader
+        .shm()
+        .connect(&peer, ConnectOptions::default())
+        .await
+        .expect("connected");
+    let pinned = remote.pin(&region, TransferOptions::default()).await.expect("pinned");
+    let mapping = pinned.map().await.expect("mapped");
+    child.kill();
+    timeout(NOTICED_WITHIN, remote.closed()).await.expect("noticed");
+    is_lost(&pinned.map().await.expect_err("it is dead"));
+    child.gone().await;
+    assert!(*mapping == *support::bulk(LEN), "the bytes changed");
+    drop((mapping, pinned, remote));
+    until("nothing is left", || reader.stats().connections == 0).await;
+    nothing_left(&reader);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pin_in_flight_ends_with_its_peer() {
+    let (_parent, dir) = run_dir();
+    let reader = start(&dir).await;
+    let (mut child, (peer, region)) = Child::producer(&dir, "shm", 4096).await;
+    let remote = reader
+        .shm()
+        .connect(&peer, ConnectOptions::default())
+        .await
+        .expect("connected");
+    child.stop().await;
+    let options = TransferOptions { deadline: None };
+    let pin = tokio::spawn(async move { remote.pin(&region, options).await.map(drop) });
+    until("the request is sent", || !pin.is_finished()).await;
+    child.kill();
+    let at = Instant::now();
+    let error = timeout(NOTICED_WITHIN, pin).await.expect("noticed").expect("no panic");
+    is_lost(&error.expect_err("it is dead"));
+    assert!(at.elapsed() <= NOTICED_WITHIN);
+}
+
+async fn reader_dies(name: &str) {
+    let (_parent, dir) = run_dir();
+    if name == "cma" && !cma_works(&dir).await {
+        return;
+    }
+    let owner = start(&dir).await;
+    for _ in 0..ROUNDS {
+        let memory = support::memory(&owner, name, &support::bulk(1 << 20));
+        let region = transport(&owner, name)
+            .register(memory, RegisterOptions::default())
+            .expect("registered");
+        let mut child = Child::reader(&dir, name, &(support::peer(&owner), region.reference())).await;
+        assert_eq!((owner.stats().pins_held, region.is_idle()), (1, false));
+        region.release();
+        assert_eq!(owner.stats().regions, 1, "released under a pin");
+        child.kill();
+        timeout(NOTICED_WITHIN, region.idle()).await.expect("noticed");
+        drop(region);
+        child.gone().await;
+        assert_eq!(sweep(&dir).expect("readable").len(), 1, "the reader's own socket");
+    }
+    until("the connections are gone", || owner.stats().connections == 0).await;
+    let stats = owner.stats();
+    assert_eq!(
+        (stats.pins_held, stats.regions, stats.allocated_bytes),
+        (0, 0, 0),
+        "{stats:?}"
+    );
+    assert_eq!((stats.pins_served, stats.registrations), (ROUNDS as u64, ROUNDS as u64));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shm_pins_end_with_their_reader() {
+    reader_dies("shm").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cma_pins_end_with_their_reader() {
+    reader_dies("cma").await;
+}

@@ -68,13 +68,23 @@ pub(crate) async fn cma_works(dir: &Path) -> bool {
     }
 }
 
-pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    let mut state = u32::from(seed) + 1;
+/// Bytes that differ from offset to offset; quick to make also without optimisation.
+pub(crate) fn bulk(len: usize) -> Vec<u8> {
+    let mut state = 1_u32;
     let step = move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 24) as u8
     };
-    std::iter::repeat_with(step).take(len).collect()
+    let block: Vec<u8> = std::iter::repeat_with(step).take(65_521).collect();
+    let mut bytes = Vec::with_capacity(len + block.len());
+    while bytes.len() < len {
+        let number = bytes.len() / block.len();
+        bytes.extend_from_slice(&block);
+        let at = bytes.len() - block.len();
+        bytes[at..at + size_of::<usize>()].copy_from_slice(&number.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 /// Waits until the condition holds.
