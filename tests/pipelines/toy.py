@@ -17,13 +17,13 @@ LATENT = (1, 4, 16, 16)
 
 
 @stagewire.stage("encode")
-def encode(ctx, _model):
+def encode(ctx):
     reach(ctx, "encode")
     return {"embeds": embeds(ctx.params["seed"])}
 
 
 @stagewire.stage("denoise")
-def denoise(ctx, _model):
+def denoise(ctx):
     text = ctx.input.fetch()["embeds"]
     latents = noise(ctx.params["seed"], ctx.params["frames"])
     for step in range(ctx.params["steps"]):
@@ -34,7 +34,7 @@ def denoise(ctx, _model):
 
 
 @stagewire.stage("decode")
-def decode(ctx, _model):
+def decode(ctx):
     frames = []
     for index, chunk in enumerate(ctx.input.chunks()):
         reach(ctx, f"decode-{index}")
