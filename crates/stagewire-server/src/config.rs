@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, StageName, TransferMode};
+use stagewire_core::{ByteCount, StageName};
+use stagewire_sched::{StageKind, Topology};
 
 pub use error::{ConfigError, UnknownName};
 pub use params::{ParamSpec, ParamType, Params, ParamsError};
@@ -77,8 +78,8 @@ pub struct Config {
     pub pipeline: Pipeline,
     /// The stages, in the order of the file.
     pub stages: Vec<Stage>,
-    /// The edges, in the order of the file. Together they are a connected graph without cycles.
-    pub edges: Vec<Edge>,
+    /// The stages and edges as the scheduler takes them: a connected graph without cycles.
+    pub topology: Topology,
     /// The server's own settings.
     pub server: ServerSettings,
 }
@@ -92,15 +93,6 @@ pub struct Pipeline {
     pub module: PathBuf,
     /// `[pipeline.params.*]`.
     pub params: Params,
-}
-
-/// How a stage takes work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StageKind {
-    /// Any worker of the stage takes any item.
-    WorkQueue,
-    /// A job stays with the worker that started it.
-    Admission,
 }
 
 /// `[[stage]]`.
@@ -122,33 +114,6 @@ pub struct Stage {
     pub max_attempts: u32,
     /// `threads`: compute threads of each worker; `None` leaves the choice to the libraries.
     pub threads: Option<u32>,
-}
-
-/// How an edge hands a payload over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivery {
-    /// The consumer starts when the producer is done.
-    Whole,
-    /// The consumer starts at the first chunk.
-    Stream {
-        /// Number of chunks.
-        chunks: u32,
-        /// Dimension along which every tensor is cut.
-        chunk_dim: u32,
-    },
-}
-
-/// `[[edge]]`.
-#[derive(Debug, Clone)]
-pub struct Edge {
-    /// `from`: the producing stage.
-    pub from: StageName,
-    /// `to`: the consuming stage.
-    pub to: StageName,
-    /// `handover`, with `chunks` and `chunk-dim`; default whole.
-    pub delivery: Delivery,
-    /// `mode`, default p2p.
-    pub mode: TransferMode,
 }
 
 /// `[server]`.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use stagewire_core::ProcessRef;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -61,6 +61,27 @@ pub(crate) async fn died(process: ProcessRef) -> io::Result<()> {
     Ok(())
 }
 
+/// Ends the process at once, unless it has ended.
+///
+/// # Errors
+/// Where it belongs to somebody else.
+pub(crate) fn kill(process: ProcessRef) -> io::Result<()> {
+    let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
+    let fd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    if !is_alive(process) {
+        return Ok(());
+    }
+    match pidfd_send_signal(fd, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
@@ -77,7 +98,7 @@ mod tests {
         };
         assert!(is_alive(process));
         let watch = tokio::spawn(died(process));
-        child.kill().unwrap();
+        kill(process).unwrap();
         tokio::time::timeout(Duration::from_secs(5), watch)
             .await
             .unwrap()
@@ -86,6 +107,7 @@ mod tests {
         child.wait().unwrap();
         assert!(!is_alive(process));
         died(process).await.unwrap();
+        kill(process).unwrap();
     }
 
     #[tokio::test]
@@ -95,5 +117,6 @@ mod tests {
         other.started += 1;
         assert!(!is_alive(other));
         died(other).await.unwrap();
+        kill(other).unwrap();
     }
 }

@@ -1,13 +1,47 @@
 //! The server as a whole: what starts, in which order, and what stops.
 
+mod checks;
+mod error;
+
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use axum::serve::ListenerExt;
 use stagewire_api::RunDir;
-use stagewire_core::{Classify, ErrorClass, Failure};
+use stagewire_api::v1::orchestrator_server::OrchestratorServer;
+use stagewire_core::{Classify, Failure};
+use stagewire_sched::{Limits, Sched, Topology};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use crate::Config;
-use crate::run_dir::{Occupied, OccupyError};
+use crate::artefacts::Artefacts;
+use crate::clock::Clock;
+use crate::config::{Config, ServerSettings};
+use crate::driver::{Drive, replay};
+use crate::history::Histories;
+use crate::host::StoreHost;
+use crate::http::{App, Guard, router};
+use crate::journal::{Journal, JournalError};
+use crate::metrics::Metrics;
+use crate::outlet::Outlet;
+use crate::results::Results;
+use crate::run_dir::Occupied;
+use crate::workers::{Attach, AttachOptions, Workers};
+
+pub use error::StartError;
+
+/// Longest message of a worker: a handle carries the metadata of its payload.
+const LONGEST_MESSAGE: usize = 64 << 20;
+/// How long each step of a stop may take; together below 5 s.
+const END_REQUESTS: Duration = Duration::from_secs(2);
+const END_TASKS: Duration = Duration::from_millis(500);
+const END_DRIVER: Duration = Duration::from_millis(1500);
+const END_STORE: Duration = Duration::from_millis(500);
 
 /// What a server needs to start.
 #[derive(Debug, Clone)]
@@ -21,87 +55,166 @@ pub struct ServerOptions {
     pub listen: Option<SocketAddr>,
     /// Takes the place of `data-dir` in the file.
     pub data_dir: Option<PathBuf>,
+    /// How long things may take; `max_queued` is taken from the file.
+    pub limits: Limits,
 }
 
 impl ServerOptions {
     /// Everything as the file says.
-    pub const fn new(config: Config, run_dir: RunDir) -> Self {
+    pub fn new(config: Config, run_dir: RunDir) -> Self {
         Self {
             config,
             run_dir,
             listen: None,
             data_dir: None,
+            limits: Limits::default(),
         }
     }
 }
 
-/// Why a server does not start. Nothing is left running or lying about.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-#[expect(missing_docs, reason = "the fields are the values that the message shows")]
-pub enum StartError {
-    #[error(transparent)]
-    RunDir(#[from] OccupyError),
-    #[error(
-        "{address} is in use by another program; choose another port with \"listen\" in [server] or --listen (port 0 takes a free one)"
-    )]
-    AddressInUse { address: SocketAddr },
-    #[error("cannot listen on {address}")]
-    Listen {
-        address: SocketAddr,
-        source: std::io::Error,
-    },
-}
-
-impl Classify for StartError {
-    fn class(&self) -> ErrorClass {
-        match self {
-            Self::RunDir(error) => error.class(),
-            Self::AddressInUse { .. } => ErrorClass::Conflict,
-            Self::Listen { .. } => ErrorClass::Unavailable,
-        }
-    }
-
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::RunDir(error) => error.reason(),
-            Self::AddressInUse { .. } => "server.port_in_use",
-            Self::Listen { .. } => "server.listen",
-        }
-    }
-}
-
-/// A running server.
+/// A running server: the orchestrator of one pipeline. Dropping it stops it without waiting.
 #[derive(Debug)]
 pub struct Server {
-    run_dir: Occupied,
+    run_dir: Option<Occupied>,
     http: SocketAddr,
     epoch: u64,
+    parts: Parts,
+}
+
+/// What runs.
+#[derive(Debug)]
+struct Parts {
+    /// Ends requests and streams, and lets nothing new in.
+    close: CancellationToken,
+    /// Ends the driver, which goes last.
+    stop: CancellationToken,
+    tasks: TaskTracker,
+    serve: JoinHandle<()>,
+    drive: JoinHandle<()>,
+    store: Arc<StoreHost>,
+    failed: watch::Receiver<Option<Failure>>,
 }
 
 impl Server {
-    /// Starts: takes the run directory, replays the journal, listens, and tells the world in `server.json`.
+    /// Starts: takes the run directory, listens, replays the journal, and tells the world in `server.json`.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// [`StartError`]; its message says what to do.
+    ///
+    /// # Cancel safety
+    /// A dropped future leaves nothing running.
     pub async fn start(options: ServerOptions) -> Result<Self, StartError> {
         let address = options.listen.unwrap_or(options.config.server.listen);
+        checks::memory(&options.config.server)?;
+        let token = checks::token(&options.config.server, address)?;
+        let data_dir = checks::data_dir(&options)?;
         let run_dir = Occupied::occupy(options.run_dir).await?;
-        let listener = tokio::net::TcpListener::bind(address)
-            .await
-            .map_err(|source| match source.kind() {
-                std::io::ErrorKind::AddrInUse => StartError::AddressInUse { address },
-                _ => StartError::Listen { address, source },
-            })?;
+        let worker_token = run_dir.worker_token()?;
+        let listener = listen(address).await?;
         let http = listener
             .local_addr()
             .map_err(|source| StartError::Listen { address, source })?;
-        run_dir.worker_token()?;
-        run_dir.announce(http.to_string(), options.config.pipeline.name.to_string(), 1)?;
+
+        let ServerSettings {
+            max_body, max_queued, ..
+        } = options.config.server;
+        let limits = Limits {
+            max_queued: usize::try_from(max_queued).unwrap_or(usize::MAX),
+            ..options.limits
+        };
+        let topology = options.config.topology;
+        let name = options.config.pipeline.name.clone();
+        let (journal, sched, histories, clock) =
+            open_journal(&data_dir, name.as_str(), topology.clone(), limits).await?;
+        let (epoch, deployment) = (journal.epoch().0, journal.deployment());
+        let tasks = TaskTracker::new();
+        let dir = data_dir.join("artefacts");
+        let artefacts = Artefacts::open(&dir, tasks.clone());
+        let artefacts = Arc::new(artefacts.map_err(|source| StartError::DataDir { path: dir, source })?);
+        artefacts.sweep(results(&sched)).await;
+
+        let store = StoreHost::start(run_dir.dir(), options.config.server.store_bytes).await;
+        let store = Arc::new(store.map_err(|error| StartError::Store(Box::new(error)))?);
+        let metrics = Arc::new(Metrics::new());
+        let workers = Arc::new(Workers::default());
+        let outlet = Outlet {
+            workers: Arc::clone(&workers),
+            histories: Arc::clone(&histories),
+            store: Arc::clone(&store),
+            artefacts: Arc::clone(&artefacts),
+            metrics: Arc::clone(&metrics),
+        };
+        let (driver, mut drive) = Drive::new(sched, journal, clock, Arc::new(outlet));
+        if let Err(error) = drive.begin().await {
+            store.close().await;
+            return Err(error.into());
+        }
+
+        let (close, stop) = (CancellationToken::new(), CancellationToken::new());
+        let attach = AttachOptions {
+            pipeline: name.clone(),
+            stages: topology.stages().iter().map(|stage| stage.name.clone()).collect(),
+            worker_token,
+            epoch,
+            renew_interval: limits.renew_interval(),
+            linger: limits.linger,
+            store: store.address(),
+            peers: run_dir.dir().join("peers"),
+        };
+        let results = Results::new(
+            Arc::clone(store.connector()),
+            Arc::clone(&artefacts),
+            Arc::clone(&workers),
+        );
+        let attach = Attach::new(
+            attach,
+            Arc::clone(&workers),
+            driver.clone(),
+            Arc::new(results),
+            close.clone(),
+            tasks.clone(),
+        );
+        let app = App {
+            guard: Guard::new(token, http, &options.config.server.allowed_hosts),
+            pipeline: options.config.pipeline,
+            topology,
+            driver: driver.clone(),
+            histories,
+            artefacts,
+            metrics,
+            workers,
+            store: Arc::clone(&store),
+            max_body: max_body.0,
+            epoch,
+            deployment,
+            stop: close.clone(),
+        };
+        let service = OrchestratorServer::new(attach).max_decoding_message_size(LONGEST_MESSAGE);
+        let grpc = axum::Router::new().route_service("/stagewire.v1.Orchestrator/{method}", service);
+        let serve = axum::serve(
+            listener.tap_io(|stream| drop(stream.set_nodelay(true))),
+            router(Arc::new(app), grpc),
+        );
+        let (fail, failed) = watch::channel(None);
+        let parts = Parts {
+            serve: tokio::spawn(run_http(serve.with_graceful_shutdown(close.clone().cancelled_owned()))),
+            drive: tokio::spawn(run_driver(drive, stop.clone(), close.clone(), fail)),
+            close,
+            stop,
+            tasks,
+            store,
+            failed,
+        };
+        if let Err(error) = run_dir.announce(http.to_string(), name.to_string(), epoch) {
+            parts.end().await;
+            return Err(error.into());
+        }
+        tracing::info!(%http, pipeline = %name, epoch, data_dir = %data_dir.display(), "the server runs");
         Ok(Self {
-            run_dir,
+            run_dir: Some(run_dir),
             http,
-            epoch: 1,
+            epoch,
+            parts,
         })
     }
 
@@ -115,17 +228,143 @@ impl Server {
         self.epoch
     }
 
-    /// Resolves when the server has stopped by itself, with the reason: it could not write its journal.
+    /// Resolves when the server has stopped by itself, with the reason: it could not write its journal. Call
+    /// [`Server::shutdown`] then as well.
     ///
     /// # Cancel safety
-    /// Cancel safe.
+    /// Safe.
     pub async fn stopped(&self) -> Failure {
-        std::future::pending().await
+        let mut failed = self.parts.failed.clone();
+        let failure = failed
+            .wait_for(Option::is_some)
+            .await
+            .ok()
+            .and_then(|failure| failure.clone());
+        match failure {
+            Some(failure) => failure,
+            // The driver ended because somebody stops the server.
+            None => std::future::pending().await,
+        }
     }
 
     /// Stops within 5 s: no new requests, streams end, the journal is closed, nothing of the server is left in the run
-    /// directory. Jobs stay in the journal; workers run on for their linger time.
-    pub async fn shutdown(self) {
-        self.run_dir.leave().await;
+    /// directory but the worker token and logs. Jobs stay in the journal; workers run on for their linger time.
+    ///
+    /// # Cancel safety
+    /// A dropped future goes on stopping, without waiting.
+    pub async fn shutdown(mut self) {
+        self.parts.end().await;
+        if let Some(run_dir) = self.run_dir.take() {
+            run_dir.leave().await;
+        }
+        tracing::info!(epoch = self.epoch, "the server has stopped");
     }
+}
+
+impl Parts {
+    /// Ends everything, in an order in which what was promised is kept.
+    async fn end(&self) {
+        self.close.cancel();
+        self.tasks.close();
+        wait("requests", END_REQUESTS, finished(&self.serve)).await;
+        self.serve.abort();
+        wait("tasks", END_TASKS, self.tasks.wait()).await;
+        self.stop.cancel();
+        wait("the driver", END_DRIVER, finished(&self.drive)).await;
+        self.drive.abort();
+        wait("the store", END_STORE, self.store.close()).await;
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        self.close.cancel();
+        self.stop.cancel();
+        self.serve.abort();
+    }
+}
+
+async fn wait(what: &str, limit: Duration, done: impl Future<Output = ()>) {
+    if tokio::time::timeout(limit, done).await.is_err() {
+        tracing::warn!(what, ?limit, "did not end in time and is left behind");
+    }
+}
+
+/// Polls, because a handle that is awaited cannot be aborted any more.
+async fn finished(task: &JoinHandle<()>) {
+    while !task.is_finished() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn run_http<F: IntoFuture<Output = std::io::Result<()>>>(serve: F) {
+    if let Err(error) = serve.into_future().await {
+        tracing::error!(%error, "serving HTTP ended");
+    }
+}
+
+async fn run_driver(
+    drive: Drive,
+    stop: CancellationToken,
+    close: CancellationToken,
+    fail: watch::Sender<Option<Failure>>,
+) {
+    if let Err(error) = drive.run(stop).await {
+        let failure = error.to_failure();
+        tracing::error!(%failure, "the server stops");
+        close.cancel();
+        fail.send_replace(Some(failure));
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        std::io::ErrorKind::AddrInUse => StartError::AddressInUse { address },
+        _ => StartError::Listen { address, source },
+    })
+}
+
+/// Opens and replays, on a thread that may wait for the disk.
+async fn open_journal(
+    dir: &Path,
+    pipeline: &str,
+    topology: Topology,
+    limits: Limits,
+) -> Result<(Journal, Sched, Arc<Histories>, Clock), StartError> {
+    let (dir, scope) = (dir.to_owned(), scope(pipeline, &topology));
+    let opened = tokio::task::spawn_blocking(move || {
+        let journal = Journal::open(&dir, &scope)?;
+        let mut sched = Sched::new(topology, limits);
+        let histories = Arc::new(Histories::default());
+        let replayed = replay(&journal, &dir.join("journal.redb"), &mut sched, &histories)?;
+        let clock = Clock::not_before(replayed.last);
+        tracing::info!(
+            events = replayed.events,
+            epoch = journal.epoch().0,
+            "the journal is replayed"
+        );
+        Ok::<_, JournalError>((journal, sched, histories, clock))
+    });
+    Ok(opened.await.map_err(|error| JournalError::task(&error))??)
+}
+
+/// What the journal is about: its events name stages by position and make sense for these edges only.
+fn scope(pipeline: &str, topology: &Topology) -> String {
+    let stages: Vec<&str> = topology.stages().iter().map(|stage| stage.name.as_str()).collect();
+    let edges: Vec<String> = topology
+        .edges()
+        .iter()
+        .map(|edge| format!("{}>{}", edge.from, edge.to))
+        .collect();
+    format!(
+        "pipeline {pipeline} (stages {}; edges {})",
+        stages.join(", "),
+        edges.join(", ")
+    )
+}
+
+fn results(sched: &Sched) -> impl Iterator<Item = (stagewire_core::JobId, &stagewire_sched::ResultInfo)> {
+    sched
+        .jobs()
+        .flat_map(|job| job.results().map(move |(_, result)| (job.id(), result)))
 }

@@ -1,16 +1,17 @@
 //! From text to a checked [`Config`]; every error knows its line.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use stagewire_core::{ByteCount, Chunking, StageName};
+use stagewire_sched::{EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
 use toml::Spanned;
 
 use super::error::UnknownName;
 use super::params::{ParamSpec, ParamType, Params, less};
-use super::{Config, ConfigError, Delivery, Edge, Pipeline, ServerSettings, Stage, StageKind, file};
+use super::{Config, ConfigError, Pipeline, ServerSettings, Stage, file};
 use crate::nearest::{did_you_mean, nearest};
 
 /// The text under its name, to turn places in it into errors.
@@ -105,8 +106,9 @@ impl Source<'_> {
 pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
     let source = Source { text, path };
     let file: file::File = toml::from_str(text).map_err(|error| source.reader_error(&error))?;
-    let stages = stages(&source, file.stage)?;
+    let (stages, spans) = stages(&source, file.stage)?;
     let edges = edges(&source, file.edge, &stages)?;
+    let topology = topology(&source, (&stages, &spans), edges)?;
     Ok(Config {
         path: path.to_owned(),
         pipeline: Pipeline {
@@ -115,7 +117,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
             params: params(&source, file.pipeline.params)?,
         },
         stages,
-        edges,
+        topology,
         server: server(&source, file.server)?,
     })
 }
@@ -140,23 +142,20 @@ fn at_least_one(source: &Source<'_>, key: &str, value: &Spanned<u32>) -> Result<
     }
 }
 
-fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Vec<Stage>, ConfigError> {
+/// Values and where they stand.
+type Spanneds<T> = (Vec<T>, Vec<Range<usize>>);
+
+fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Spanneds<Stage>, ConfigError> {
     if raw.is_empty() {
         return Err(source.error(&(0..0), "the pipeline has no [[stage]]"));
     }
-    let mut lines: BTreeMap<StageName, usize> = BTreeMap::new();
     let mut stages = Vec::with_capacity(raw.len());
+    let mut spans = Vec::with_capacity(raw.len());
     for stage in raw {
         let stage = stage.into_inner();
-        let (name, span) = (stage.name.get_ref().clone(), stage.name.span());
-        if let Some(first) = lines.insert(name.clone(), source.line(&span)) {
-            return Err(source.error(
-                &span,
-                format!("stage {:?} is there already, at line {first}", name.as_str()),
-            ));
-        }
+        spans.push(stage.name.span());
         stages.push(Stage {
-            name,
+            name: stage.name.into_inner(),
             kind: match stage.kind {
                 file::Kind::WorkQueue => StageKind::WorkQueue,
                 file::Kind::Admission => StageKind::Admission,
@@ -172,61 +171,80 @@ fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Vec<Sta
                 .transpose()?,
         });
     }
-    Ok(stages)
+    Ok((stages, spans))
 }
 
-fn edges(source: &Source<'_>, raw: Vec<Spanned<file::Edge>>, stages: &[Stage]) -> Result<Vec<Edge>, ConfigError> {
+fn edges(
+    source: &Source<'_>,
+    raw: Vec<Spanned<file::Edge>>,
+    stages: &[Stage],
+) -> Result<Spanneds<EdgeSpec>, ConfigError> {
     let known = |key: &str, name: &Spanned<String>| {
-        let names = stages.iter().map(|stage| stage.name.as_str());
         let found = stages.iter().find(|stage| stage.name.as_str() == name.get_ref());
         found.map(|stage| stage.name.clone()).ok_or_else(|| {
-            let hint = did_you_mean(name.get_ref(), names);
+            let hint = did_you_mean(name.get_ref(), stages.iter().map(|stage| stage.name.as_str()));
             source.error(
                 &name.span(),
                 format!("{key:?} names no [[stage]]: {:?}{hint}", name.get_ref()),
             )
         })
     };
-    let mut seen = BTreeSet::new();
-    let mut edges: Vec<(Edge, Range<usize>)> = Vec::with_capacity(raw.len());
+    let mut edges = Vec::with_capacity(raw.len());
+    let mut spans = Vec::with_capacity(raw.len());
     for edge in raw {
         let span = edge.span();
         let edge = edge.into_inner();
-        let (from, to) = (known("from", &edge.from)?, known("to", &edge.to)?);
-        if from == to {
-            return Err(source.error(&edge.to.span(), format!("stage {:?} cannot feed itself", from.as_str())));
-        }
-        if !seen.insert((from.clone(), to.clone())) {
-            let message = format!("there is an edge from {:?} to {:?} already", from.as_str(), to.as_str());
-            return Err(source.error(&edge.to.span(), message));
-        }
-        let delivery = delivery(source, &edge, &span)?;
-        if closes_cycle(&edges, &from, &to) {
-            let message = format!(
-                "this edge closes a cycle: {:?} already feeds {:?}",
-                to.as_str(),
-                from.as_str()
-            );
-            return Err(source.error(&edge.from.span(), message));
-        }
-        let mode = edge.mode;
-        edges.push((
-            Edge {
-                from,
-                to,
-                delivery,
-                mode,
-            },
-            span,
-        ));
+        edges.push(EdgeSpec {
+            from: known("from", &edge.from)?,
+            to: known("to", &edge.to)?,
+            flow: flow(source, &edge, &span)?,
+            mode: edge.mode,
+        });
+        spans.push(span);
     }
-    connected(source, stages, &edges)?;
-    Ok(edges.into_iter().map(|(edge, _)| edge).collect())
+    Ok((edges, spans))
 }
 
-fn delivery(source: &Source<'_>, edge: &file::Edge, span: &Range<usize>) -> Result<Delivery, ConfigError> {
+/// The graph of the stages; what the scheduler finds wrong with it is said of the line that is to blame.
+fn topology(
+    source: &Source<'_>,
+    (stages, stage_spans): (&[Stage], &[Range<usize>]),
+    (edges, edge_spans): Spanneds<EdgeSpec>,
+) -> Result<Topology, ConfigError> {
+    let specs = stages.iter().map(|stage| StageSpec {
+        name: stage.name.clone(),
+        kind: stage.kind,
+        max_held: stage.max_held,
+        no_progress: stage.no_progress,
+        max_attempts: stage.max_attempts,
+    });
+    let last_stage = |name: &StageName| {
+        stages
+            .iter()
+            .rposition(|stage| stage.name == *name)
+            .map(|n| &stage_spans[n])
+    };
+    let last_edge = |wanted: &dyn Fn(&EdgeSpec) -> bool| edges.iter().rposition(wanted).map(|n| &edge_spans[n]);
+    Topology::new(specs.collect(), edges.clone()).map_err(|error| {
+        let span = match &error {
+            TopologyError::DuplicateStage { stage } | TopologyError::ZeroBound { stage, .. } => last_stage(stage),
+            TopologyError::Disconnected { apart, .. } => apart.first().and_then(last_stage),
+            TopologyError::DuplicateEdge { from, to } => last_edge(&|edge| edge.from == *from && edge.to == *to),
+            TopologyError::Cycle { stages } => {
+                last_edge(&|edge| stages.windows(2).any(|pair| edge.from == pair[0] && edge.to == pair[1]))
+            }
+            TopologyError::MixedModes { stage } | TopologyError::MixedChunks { stage, .. } => {
+                last_edge(&|edge| edge.from == *stage)
+            }
+            _ => None,
+        };
+        source.error(span.unwrap_or(&(0..0)), error.to_string())
+    })
+}
+
+fn flow(source: &Source<'_>, edge: &file::Edge, span: &Range<usize>) -> Result<Flow, ConfigError> {
     match (edge.handover, &edge.chunks, &edge.chunk_dim) {
-        (file::Handover::Whole, None, None) => Ok(Delivery::Whole),
+        (file::Handover::Whole, None, None) => Ok(Flow::Whole),
         (file::Handover::Whole, Some(value), _) | (file::Handover::Whole, None, Some(value)) => Err(source.error(
             &value.span(),
             "\"chunks\" and \"chunk-dim\" go with handover = \"stream\"; this edge hands over the whole payload",
@@ -237,7 +255,7 @@ fn delivery(source: &Source<'_>, edge: &file::Edge, span: &Range<usize>) -> Resu
                 let (count, max) = (chunks.get_ref(), Chunking::MAX);
                 source.error(&chunks.span(), format!("\"chunks\" is {count}; it must be 1 to {max}"))
             })?;
-            Ok(Delivery::Stream {
+            Ok(Flow::Stream {
                 chunks: chunking.count(),
                 chunk_dim: chunking.dim(),
             })
@@ -247,47 +265,6 @@ fn delivery(source: &Source<'_>, edge: &file::Edge, span: &Range<usize>) -> Resu
             "handover = \"stream\" needs \"chunks\" (how many) and \"chunk-dim\" (which dimension is cut)",
         )),
     }
-}
-
-fn closes_cycle(edges: &[(Edge, Range<usize>)], from: &StageName, to: &StageName) -> bool {
-    let mut open = vec![to];
-    let mut seen = BTreeSet::new();
-    while let Some(stage) = open.pop() {
-        if stage == from {
-            return true;
-        }
-        if seen.insert(stage) {
-            open.extend(
-                edges
-                    .iter()
-                    .filter(|(edge, _)| edge.from == *stage)
-                    .map(|(edge, _)| &edge.to),
-            );
-        }
-    }
-    false
-}
-
-fn connected(source: &Source<'_>, stages: &[Stage], edges: &[(Edge, Range<usize>)]) -> Result<(), ConfigError> {
-    let mut reached = BTreeSet::from([&stages[0].name]);
-    for _ in stages {
-        for (edge, _) in edges {
-            if reached.contains(&edge.from) || reached.contains(&edge.to) {
-                reached.extend([&edge.from, &edge.to]);
-            }
-        }
-    }
-    let Some(lonely) = stages.iter().find(|stage| !reached.contains(&stage.name)) else {
-        return Ok(());
-    };
-    // The place of the stage is not kept; its name is unique, so the line that writes it is the one.
-    let name = lonely.name.as_str();
-    let offset = source.text.find(&format!("\"{name}\"")).unwrap_or(0);
-    let message = format!(
-        "stage {name:?} is not connected to stage {:?} by any [[edge]]",
-        stages[0].name.as_str()
-    );
-    Err(source.error(&(offset..offset), message))
 }
 
 fn params(source: &Source<'_>, raw: BTreeMap<Spanned<String>, file::Param>) -> Result<Params, ConfigError> {

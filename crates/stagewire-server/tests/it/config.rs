@@ -1,6 +1,7 @@
 //! Messages for a `stagewire.toml` that is wrong: file, line, key, and what to write instead.
 
-use stagewire_server::{Config, Delivery, StageKind};
+use stagewire_sched::{Flow, StageKind};
+use stagewire_server::Config;
 
 const GOOD: &str = r#"[pipeline]
 name = "wan"
@@ -49,10 +50,10 @@ fn a_good_file_is_read_with_its_defaults() {
         (StageKind::Admission, 300, 1)
     );
     assert_eq!(config.stage("decode").unwrap().slots, 2);
-    assert_eq!(config.edges[0].delivery, Delivery::Whole);
+    assert_eq!(config.topology.edges()[0].flow, Flow::Whole);
     assert_eq!(
-        config.edges[1].delivery,
-        Delivery::Stream {
+        config.topology.edges()[1].flow,
+        Flow::Stream {
             chunks: 3,
             chunk_dim: 2
         }
@@ -99,14 +100,15 @@ fn wrong_values_say_what_to_write() {
 #[test]
 fn a_graph_that_cannot_work_is_refused() {
     insta::assert_snapshot!(error("to = \"decode\"", "to = \"deocde\""), @r#"stagewire.toml:28: "to" names no [[stage]]: "deocde"; did you mean "decode"?"#);
-    insta::assert_snapshot!(error("to = \"denoise\"", "to = \"encode\""), @r#"stagewire.toml:25: stage "encode" cannot feed itself"#);
-    insta::assert_snapshot!(error("to = \"decode\"", "to = \"encode\""), @r#"stagewire.toml:27: this edge closes a cycle: "encode" already feeds "denoise""#);
-    insta::assert_snapshot!(error("name = \"decode\"", "name = \"encode\""), @r#"stagewire.toml:20: stage "encode" is there already, at line 14"#);
+    insta::assert_snapshot!(error("to = \"denoise\"", "to = \"encode\""), @"stagewire.toml:23: the stages wait for each other in a circle: encode -> encode; remove one of these edges");
+    insta::assert_snapshot!(error("to = \"decode\"", "to = \"encode\""), @"stagewire.toml:26: the stages wait for each other in a circle: denoise -> encode -> denoise; remove one of these edges");
+    insta::assert_snapshot!(error("[server]", "[[stage]]\nname = \"encode\"\n[server]"), @"stagewire.toml:34: stage encode is declared twice; each stage needs its own name");
     insta::assert_snapshot!(error("chunks = 3\n", ""), @r#"stagewire.toml:26: handover = "stream" needs "chunks" (how many) and "chunk-dim" (which dimension is cut)"#);
     insta::assert_snapshot!(error("chunks = 3\n", "chunks = 0\n"), @r#"stagewire.toml:30: "chunks" is 0; it must be 1 to 65536"#);
     insta::assert_snapshot!(error("handover = \"stream\"\n", ""), @r#"stagewire.toml:29: "chunks" and "chunk-dim" go with handover = "stream"; this edge hands over the whole payload"#);
-    insta::assert_snapshot!(error("from = \"denoise\"\nto = \"decode\"\n", "from = \"encode\"\nto = \"denoise\"\n"), @r#"stagewire.toml:28: there is an edge from "encode" to "denoise" already"#);
-    insta::assert_snapshot!(error("[server]", "[[stage]]\nname = \"upscale\"\n[server]"), @r#"stagewire.toml:34: stage "upscale" is not connected to stage "encode" by any [[edge]]"#);
+    insta::assert_snapshot!(error("from = \"denoise\"\nto = \"decode\"\n", "from = \"encode\"\nto = \"denoise\"\n"), @"stagewire.toml:26: the edge from encode to denoise is declared twice; remove one");
+    insta::assert_snapshot!(error("handover = \"stream\"\nchunks = 3\nchunk-dim = 2\n", "mode = \"store\"\n[[edge]]\nfrom = \"denoise\"\nto = \"encode\"\n"), @"stagewire.toml:30: the stages wait for each other in a circle: denoise -> encode -> denoise; remove one of these edges");
+    insta::assert_snapshot!(error("[server]", "[[stage]]\nname = \"upscale\"\n[server]"), @"stagewire.toml:34: no edge connects upscale with encode, denoise, decode; a pipeline is one connected graph");
 }
 
 #[test]

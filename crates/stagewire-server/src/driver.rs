@@ -1,0 +1,243 @@
+//! Owns the scheduler: takes what happens, decides, journals, and only then lets anything out.
+//!
+//! One task. It drains its inbox, decides every input, applies what was decided, polls until nothing is due, writes one
+//! batch and syncs it, and then sends replies and effects. Applying before the sync is safe because nothing leaves
+//! before it, and a failed sync stops the server. While the disk works, the inbox fills: that is the group commit.
+
+mod batch;
+mod record;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stagewire_core::{Classify, ErrorClass, JobId, Timestamp};
+use stagewire_sched::{Input, Refusal, Sched};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use self::batch::Batch;
+use crate::clock::Clock;
+use crate::journal::{Journal, JournalError};
+use crate::outlet::Outlet;
+
+pub(crate) use record::replay;
+
+/// Inputs that wait for the driver; more make their senders wait.
+const INBOX: usize = 4096;
+/// Inputs that share one sync.
+const BATCH: usize = 512;
+/// The driver never polls more often, whatever the scheduler says.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// Answer to an input: the job that a submission made or found.
+type Reply = oneshot::Sender<Result<Option<JobId>, Refusal>>;
+/// A look at the scheduler.
+type Look = Box<dyn FnOnce(&Sched, Timestamp) + Send>;
+
+enum Command {
+    Decide(Input, Option<Reply>),
+    Look(Look),
+}
+
+/// Why the driver gives no answer.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum DriveError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("the server is stopping; ask again once it runs")]
+    Stopped,
+}
+
+impl Classify for DriveError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Refused(refusal) => refusal.class(),
+            Self::Stopped => ErrorClass::Unavailable,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.reason(),
+            Self::Stopped => "server.stopping",
+        }
+    }
+
+    fn details(&self) -> std::collections::BTreeMap<String, String> {
+        match self {
+            Self::Refused(refusal) => refusal.details(),
+            Self::Stopped => Default::default(),
+        }
+    }
+}
+
+/// Talks to the driver.
+#[derive(Debug, Clone)]
+pub(crate) struct Driver {
+    inbox: mpsc::Sender<Command>,
+}
+
+impl Driver {
+    /// Hands in what happened and waits until what follows is safe on disk.
+    ///
+    /// # Errors
+    /// [`DriveError`].
+    ///
+    /// # Cancel safety
+    /// Once the input is in the inbox it is decided, whether or not somebody waits for the answer.
+    pub(crate) async fn decide(&self, input: Input) -> Result<Option<JobId>, DriveError> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.inbox.send(Command::Decide(input, Some(reply))).await;
+        sent.map_err(|_| DriveError::Stopped)?;
+        Ok(answer.await.map_err(|_| DriveError::Stopped)??)
+    }
+
+    /// Hands in what happened; nobody waits for the answer.
+    pub(crate) async fn tell(&self, input: Input) {
+        // A driver that is gone needs no input: the server is stopping.
+        let _ = self.inbox.send(Command::Decide(input, None)).await;
+    }
+
+    /// Looks at the scheduler. What it sees is safe on disk.
+    ///
+    /// # Errors
+    /// [`DriveError::Stopped`].
+    pub(crate) async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Sched, Timestamp) -> T + Send + 'static,
+    ) -> Result<T, DriveError> {
+        let (reply, answer) = oneshot::channel();
+        let look: Look = Box::new(move |sched, now| drop(reply.send(look(sched, now))));
+        let sent = self.inbox.send(Command::Look(look)).await;
+        sent.map_err(|_| DriveError::Stopped)?;
+        answer.await.map_err(|_| DriveError::Stopped)
+    }
+}
+
+/// The driver itself.
+pub(crate) struct Drive {
+    pub(crate) sched: Sched,
+    pub(crate) clock: Clock,
+    pub(crate) outlet: Arc<Outlet>,
+    inbox: mpsc::Receiver<Command>,
+    /// Taken while it writes.
+    journal: Option<Journal>,
+    batch: Batch,
+}
+
+impl Drive {
+    /// A driver of a scheduler that has replayed `journal`, and the handle to it.
+    pub(crate) fn new(sched: Sched, journal: Journal, clock: Clock, outlet: Arc<Outlet>) -> (Driver, Self) {
+        let (sender, inbox) = mpsc::channel(INBOX);
+        let batch = Batch::new(journal.epoch());
+        let drive = Self {
+            sched,
+            clock,
+            outlet,
+            inbox,
+            journal: Some(journal),
+            batch,
+        };
+        (Driver { inbox: sender }, drive)
+    }
+
+    /// Begins the epoch: what the server before left is judged, and the outlet learns which attempts still run.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub(crate) async fn begin(&mut self) -> Result<(), JournalError> {
+        for token in self.sched.jobs().flat_map(batch::running) {
+            self.outlet.store.grant(token);
+        }
+        let epoch = self.batch.epoch();
+        self.process(vec![Command::Decide(Input::Restarted { epoch }, None)])
+            .await
+    }
+
+    /// Works until it is told to stop.
+    ///
+    /// # Errors
+    /// [`JournalError`] where the journal cannot be written. Nothing that the server could not make safe has left it.
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), JournalError> {
+        let mut commands = Vec::with_capacity(BATCH);
+        loop {
+            let due = self
+                .sched
+                .poll_timeout()
+                .map(|(then, _)| self.clock.until(then).max(SHORTEST_WAIT));
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                received = self.inbox.recv_many(&mut commands, BATCH) => if received == 0 { break },
+                () = tokio::time::sleep(due.unwrap_or(Duration::MAX)), if due.is_some() => {}
+            }
+            self.process(std::mem::take(&mut commands)).await?;
+        }
+        self.write().await
+    }
+
+    async fn process(&mut self, commands: Vec<Command>) -> Result<(), JournalError> {
+        let now = self.clock.now();
+        let mut inputs = Vec::with_capacity(commands.len());
+        for command in commands {
+            match command {
+                // Everything that was decided is written at this point, so that a look sees nothing that a crash
+                // could take back.
+                Command::Look(look) => look(&self.sched, now),
+                Command::Decide(input, reply) => inputs.push((input, reply)),
+            }
+        }
+        let mut replies = Vec::with_capacity(inputs.len());
+        for (input, reply) in inputs {
+            let worker = batch::sender(&input);
+            let answer = self.sched.decide(now, input).map(|decision| {
+                let job = decision.job;
+                self.batch.take(&mut self.sched, &self.outlet.histories, now, decision);
+                job
+            });
+            if let (Err(refusal), Some((worker, token))) = (&answer, worker) {
+                self.batch.refuse(worker, token, refusal);
+            }
+            replies.extend(reply.map(|reply| (reply, answer)));
+        }
+        loop {
+            // A poll refuses nothing.
+            let next = self.sched.decide(now, Input::Poll).unwrap_or_default();
+            if next.events.is_empty() && next.effects.is_empty() {
+                break;
+            }
+            self.batch.take(&mut self.sched, &self.outlet.histories, now, next);
+        }
+        debug_assert_eq!(self.sched.check(), Ok(()));
+        if self.batch.must_write() {
+            self.write().await?;
+        }
+        self.batch.release(&self.outlet);
+        for (reply, answer) in replies {
+            // Whoever asked may have gone.
+            let _ = reply.send(answer);
+        }
+        Ok(())
+    }
+
+    /// Writes and syncs what the journal has not yet.
+    async fn write(&mut self) -> Result<(), JournalError> {
+        let Some(bytes) = self.batch.encode() else {
+            return Ok(());
+        };
+        let mut journal = self
+            .journal
+            .take()
+            .expect("put back below; a failed write ends the driver");
+        let begin = Instant::now();
+        let written = tokio::task::spawn_blocking(move || {
+            let result = journal.append(&bytes);
+            (journal, result)
+        });
+        let (journal, result) = written.await.map_err(|error| JournalError::task(&error))?;
+        result?;
+        self.outlet.metrics.commit(begin.elapsed());
+        self.journal = Some(journal);
+        Ok(())
+    }
+}

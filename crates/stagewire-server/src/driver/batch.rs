@@ -1,0 +1,237 @@
+//! What was decided and waits for the disk.
+
+use std::collections::BTreeMap;
+
+use stagewire_core::{Classify, Epoch, Incarnation, JobId, StageName, Timestamp, Token, TransferMode};
+use stagewire_sched::{Decision, Effect, Event, Input, Job, JobNotice, NoticeKind as Notice, Phase, Refusal, Sched};
+
+use super::record::Record;
+use crate::history::Histories;
+use crate::note::{Note, NoteId, NoteKind, ProgressNote};
+use crate::outlet::Outlet;
+
+/// Notes that may wait for the next event that must be written. They are history, not state: a crash may lose them.
+const UNWRITTEN: usize = 1024;
+/// Notes of one job above which those about waiting and offers are left out.
+const LONG_HISTORY: u64 = 4096;
+
+#[derive(Debug)]
+enum Out {
+    Effect(Effect),
+    Note(JobId, Note),
+    Progress(JobId, StageName, ProgressNote),
+    Forget(JobId),
+    Grant(Token),
+    Revoke(Token),
+    Discard(Token),
+}
+
+#[derive(Debug)]
+pub(super) struct Batch {
+    epoch: Epoch,
+    /// For the journal.
+    records: Vec<Record>,
+    /// Whether one of the records is an event.
+    durable: bool,
+    /// For the world, in order.
+    out: Vec<Out>,
+    /// Last notes of jobs that are in `out` and not yet in a history.
+    last: BTreeMap<JobId, u64>,
+    /// Names of workers, for people.
+    names: BTreeMap<Incarnation, String>,
+}
+
+impl Batch {
+    pub(super) const fn new(epoch: Epoch) -> Self {
+        Self {
+            epoch,
+            records: Vec::new(),
+            durable: false,
+            out: Vec::new(),
+            last: BTreeMap::new(),
+            names: BTreeMap::new(),
+        }
+    }
+
+    pub(super) const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Makes a decision true and keeps what has to be written and let out.
+    pub(super) fn take(&mut self, sched: &mut Sched, histories: &Histories, now: Timestamp, decision: Decision) {
+        let mut lost = Vec::new();
+        for event in decision.events {
+            match &event {
+                Event::WorkerLost { worker } => lost.push(*worker),
+                Event::WorkerAttached { worker, .. } => {
+                    self.names.insert(worker.incarnation, worker.name.clone());
+                }
+                Event::AttemptGranted { token, .. } => self.out.push(Out::Grant(*token)),
+                Event::AttemptCompleted { token, .. } => self.out.push(Out::Revoke(*token)),
+                Event::AttemptFailed { token, .. }
+                | Event::AttemptLost { token, .. }
+                | Event::AttemptFenced { token, .. } => self.out.push(Out::Discard(*token)),
+                Event::JobEnded { job, .. } => {
+                    let tokens = sched.job(*job).into_iter().flat_map(running);
+                    self.out.extend(tokens.map(Out::Discard));
+                }
+                _ => {}
+            }
+            sched.apply(now, &event);
+            if event.is_durable() {
+                self.records.push(Record::Event(now, event));
+                self.durable = true;
+            }
+        }
+        for effect in decision.effects {
+            match effect {
+                Effect::Job(notice) => self.notice(histories, now, notice),
+                effect => self.out.push(Out::Effect(effect)),
+            }
+        }
+        // Only now: the notices of this decision still name them.
+        for worker in lost {
+            self.names.remove(&worker);
+        }
+    }
+
+    /// Tells a worker that what it said of an attempt is not taken.
+    pub(super) fn refuse(&mut self, worker: Incarnation, token: Token, refusal: &Refusal) {
+        let failure = refusal.to_failure();
+        self.out.push(Out::Effect(Effect::Refused { worker, token, failure }));
+    }
+
+    fn notice(&mut self, histories: &Histories, now: Timestamp, notice: JobNotice) {
+        let JobNotice {
+            job,
+            stage,
+            attempt,
+            worker,
+            kind,
+        } = notice;
+        let attempt = attempt.map(|attempt| attempt.0);
+        let worker = worker.map(|worker| self.name(worker));
+        let mut kinds = Vec::new();
+        match kind {
+            Notice::Submitted => kinds.push(NoteKind::Submitted),
+            Notice::Queued => kinds.push(NoteKind::Queued),
+            Notice::Offered => kinds.push(NoteKind::Offered),
+            Notice::Running => kinds.push(NoteKind::Running),
+            Notice::Progress(progress) => {
+                if let Some(stage) = stage {
+                    let note = ProgressNote {
+                        at: now,
+                        attempt,
+                        worker,
+                        progress,
+                    };
+                    self.out.push(Out::Progress(job, stage, note));
+                }
+                return;
+            }
+            Notice::Published {
+                payload,
+                nbytes,
+                chunks,
+                stored,
+            } => kinds.push(NoteKind::Published {
+                payload,
+                nbytes,
+                chunks,
+                mode: if stored { TransferMode::Store } else { TransferMode::P2p },
+            }),
+            Notice::StageDone { handovers } => {
+                kinds.extend(handovers.into_iter().map(NoteKind::Chunk));
+                kinds.push(NoteKind::StageDone);
+            }
+            Notice::Requeued { failure } => kinds.push(NoteKind::Requeued(failure)),
+            Notice::Cancelling => kinds.push(NoteKind::Cancelling),
+            Notice::Succeeded => kinds.push(NoteKind::Succeeded),
+            Notice::Failed(failure) => kinds.push(NoteKind::Failed(failure)),
+            Notice::Cancelled => kinds.push(NoteKind::Cancelled),
+            Notice::Forgotten => {
+                self.last.remove(&job);
+                self.out.push(Out::Forget(job));
+                return;
+            }
+        }
+        for kind in kinds {
+            let last = self.last.get(&job).copied().unwrap_or_else(|| histories.last_seq(job));
+            let idle = matches!(kind, NoteKind::Queued | NoteKind::Offered | NoteKind::Requeued(None));
+            if idle && last >= LONG_HISTORY {
+                continue;
+            }
+            self.last.insert(job, last + 1);
+            let note = Note {
+                id: NoteId {
+                    epoch: self.epoch,
+                    seq: last + 1,
+                },
+                at: now,
+                stage: stage.clone(),
+                attempt,
+                worker: worker.clone(),
+                kind,
+            };
+            self.records.push(Record::Note(job, note.clone()));
+            self.out.push(Out::Note(job, note));
+        }
+    }
+
+    /// What people call a worker: its name, or the start of its incarnation where it has not attached in this epoch.
+    fn name(&self, worker: Incarnation) -> String {
+        let name = self.names.get(&worker).cloned();
+        name.unwrap_or_else(|| worker.0.simple().to_string()[..8].to_owned())
+    }
+
+    /// Whether something waits that must be written before anything goes out.
+    pub(super) const fn must_write(&self) -> bool {
+        self.durable || self.records.len() > UNWRITTEN
+    }
+
+    /// Takes what waits for the journal; `None` where nothing does.
+    pub(super) fn encode(&mut self) -> Option<Vec<u8>> {
+        self.durable = false;
+        let records = std::mem::take(&mut self.records);
+        if records.is_empty() {
+            return None;
+        }
+        Some(postcard::to_stdvec(&records).expect("records have nothing that postcard cannot encode"))
+    }
+
+    /// Lets out everything that waited.
+    pub(super) fn release(&mut self, outlet: &Outlet) {
+        self.last.clear();
+        for out in self.out.drain(..) {
+            match out {
+                Out::Effect(effect) => outlet.effect(effect),
+                Out::Note(job, note) => outlet.note(job, note),
+                Out::Progress(job, stage, note) => outlet.histories.of(job).progress(stage, note),
+                Out::Forget(job) => outlet.forget(job),
+                Out::Grant(token) => outlet.store.grant(token),
+                Out::Revoke(token) => outlet.store.revoke(token),
+                Out::Discard(token) => outlet.store.discard(token),
+            }
+        }
+    }
+}
+
+/// Tokens of the attempts of a job that run.
+pub(super) fn running(job: &Job) -> impl Iterator<Item = Token> + use<'_> {
+    job.stages().iter().filter_map(|stage| match stage.phase() {
+        Phase::Running(running) => Some(running.token),
+        _ => None,
+    })
+}
+
+/// Who waits for an answer to an input about an attempt.
+pub(super) const fn sender(input: &Input) -> Option<(Incarnation, Token)> {
+    match input {
+        Input::Accept { worker, token }
+        | Input::Renew { worker, token, .. }
+        | Input::Published { worker, token, .. }
+        | Input::Completed { worker, token, .. }
+        | Input::Failed { worker, token, .. } => Some((*worker, *token)),
+        _ => None,
+    }
+}

@@ -1,0 +1,225 @@
+//! Jobs: submit, list, show, cancel.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+use stagewire_core::{JobId, Timestamp};
+use stagewire_sched::{IdempotencyKey, Input, Job, Outcome, Phase, Sched, StageRun};
+use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::error::ApiError;
+use super::{App, Shared, body, waiting};
+use crate::nearest::did_you_mean;
+use crate::snapshot::JOB_STATES;
+
+/// Header that makes a submission repeatable.
+const KEY: &str = "idempotency-key";
+/// Longest key, in bytes.
+const KEY_LEN: usize = 255;
+/// Members of the body of a submission.
+const MEMBERS: [&str; 2] = ["params", "pipeline"];
+/// Jobs in one answer: by default, and at most.
+const PAGE: (usize, usize) = (100, 1000);
+
+/// The job that a path names.
+pub(super) fn id(text: &str) -> Result<JobId, ApiError> {
+    text.parse().map_err(|_| ApiError::unknown_job(text))
+}
+
+pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
+    let bytes = body::read(&headers, body, app.max_body).await?;
+    let given = params(&app, &bytes)?;
+    let params: Arc<str> = Value::Object(app.pipeline.params.check(given)?).to_string().into();
+    let key = key(&headers)?.map(|key| IdempotencyKey {
+        key,
+        hash: xxh3_64(params.as_bytes()),
+    });
+    let new = JobId(Uuid::now_v7());
+    let submitted = app.driver.decide(Input::Submit { job: new, params, key }).await?;
+    let job = submitted.unwrap_or(new);
+    let json = show_job(&app, job).await?;
+    let status = if job == new {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    let mut response = (status, Json(json)).into_response();
+    if let Ok(location) = HeaderValue::from_str(&format!("/v1/jobs/{job}")) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+/// The parameters in the body of a submission.
+fn params(app: &App, bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    let wrong = |message: String| ApiError::invalid("http.body", message);
+    let example = "send {\"params\": {…}}";
+    let value: Value =
+        serde_json::from_slice(bytes).map_err(|error| wrong(format!("the body is not JSON: {error}; {example}")))?;
+    let Value::Object(mut members) = value else {
+        return Err(wrong(format!("the body must be a JSON object; {example}")));
+    };
+    if let Some(name) = members.keys().find(|name| !MEMBERS.contains(&name.as_str())) {
+        let hint = did_you_mean(name, MEMBERS);
+        let hint = if hint.is_empty() && app.pipeline.params.0.contains_key(name) {
+            "; parameters stand inside \"params\"".to_owned()
+        } else {
+            hint
+        };
+        let name: String = name.chars().take(64).collect();
+        return Err(wrong(format!(
+            "the body has an unknown member {name:?}{hint} It may have: {}",
+            MEMBERS.join(", ")
+        )));
+    }
+    match members.remove("pipeline") {
+        None => {}
+        Some(Value::String(name)) if name == app.pipeline.name.as_str() => {}
+        Some(other) => {
+            let name = other.as_str().map_or_else(|| other.to_string(), str::to_owned);
+            let name: String = name.chars().take(64).collect();
+            let message = format!(
+                "this server has no pipeline {name:?}; it serves {:?}",
+                app.pipeline.name.as_str()
+            );
+            return Err(ApiError::not_found("pipeline.unknown", message));
+        }
+    }
+    match members.remove("params") {
+        Some(Value::Object(params)) => Ok(params),
+        None => Ok(Map::new()),
+        Some(_) => Err(wrong(format!("\"params\" must be a JSON object; {example}"))),
+    }
+}
+
+fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get(KEY) else { return Ok(None) };
+    match value.to_str() {
+        Ok(key) if (1..=KEY_LEN).contains(&key.len()) => Ok(Some(key.to_owned())),
+        _ => Err(ApiError::invalid(
+            "job.key",
+            format!("Idempotency-Key must be 1 to {KEY_LEN} visible ASCII characters"),
+        )),
+    }
+}
+
+#[derive(Debug, serde::Deserialize)]
+pub(super) struct ListQuery {
+    state: Option<String>,
+    limit: Option<usize>,
+    before: Option<String>,
+}
+
+pub(super) async fn list(
+    State(app): Shared,
+    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Query(query) = query.map_err(|error| ApiError::invalid("http.query", error.body_text()))?;
+    if let Some(state) = query.state.as_deref().filter(|state| !JOB_STATES.contains(state)) {
+        let hint = did_you_mean(state, JOB_STATES);
+        let state: String = state.chars().take(64).collect();
+        let message = format!(
+            "there is no state {state:?}{hint} The states are: {}",
+            JOB_STATES.join(", ")
+        );
+        return Err(ApiError::invalid("http.query", message));
+    }
+    let before = query.before.as_deref().map(id).transpose()?;
+    let limit = query.limit.unwrap_or(PAGE.0).clamp(1, PAGE.1);
+    let jobs = app.driver.look(move |sched, _| {
+        let wanted = |job: &&Job| {
+            before.is_none_or(|before| job.id() < before)
+                && query.state.as_deref().is_none_or(|state| job.state().name() == state)
+        };
+        let mut jobs: Vec<Value> = sched.jobs().rev().filter(wanted).take(limit + 1).map(summary).collect();
+        let next = (jobs.len() > limit)
+            .then(|| jobs.pop())
+            .and(jobs.last().map(|job| job["id"].clone()));
+        json!({"jobs": jobs, "next": next})
+    });
+    Ok(Json(jobs.await?))
+}
+
+pub(super) async fn show(State(app): Shared, Path(job): Path<String>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(show_job(&app, id(&job)?).await?))
+}
+
+pub(super) async fn cancel(State(app): Shared, Path(job): Path<String>) -> Result<(StatusCode, Json<Value>), ApiError> {
+    let job = id(&job)?;
+    app.driver.decide(Input::Cancel { job }).await?;
+    Ok((StatusCode::ACCEPTED, Json(show_job(&app, job).await?)))
+}
+
+async fn show_job(app: &App, job: JobId) -> Result<Value, ApiError> {
+    let json = app
+        .driver
+        .look(move |sched, now| sched.job(job).map(|found| full(sched, now, found)));
+    json.await?.ok_or_else(|| ApiError::unknown_job(&job.to_string()))
+}
+
+/// What a list shows of a job.
+fn summary(job: &Job) -> Value {
+    let mut json = json!({
+        "id": job.id(),
+        "state": job.state().name(),
+        "submitted_ns": job.submitted(),
+        "stages": job.stages().iter().map(stage).collect::<Vec<_>>(),
+    });
+    if let Some(ended) = job.ended() {
+        json["ended_ns"] = json!(ended);
+    }
+    if let Some(Outcome::Failed(failure)) = job.outcome() {
+        json["failure"] = json!(failure);
+    }
+    json
+}
+
+fn full(sched: &Sched, now: Timestamp, job: &Job) -> Value {
+    let mut json = summary(job);
+    json["params"] = serde_json::from_str(job.params()).unwrap_or_default();
+    json["losses"] = json!({
+        "killed_workers": job.losses().killed_workers,
+        "expired": job.losses().expired,
+        "lost_inputs": job.losses().lost_inputs,
+    });
+    let waiting = sched.explain(now, job.id());
+    json["waiting"] = waiting.iter().map(waiting::json).collect();
+    let url = format!("/v1/jobs/{}", job.id());
+    json["links"] = json!({
+        "events": format!("{url}/events"),
+        "result": format!("{url}/result"),
+        "timeline": format!("{url}/timeline.html"),
+    });
+    json
+}
+
+fn stage(run: &StageRun) -> Value {
+    let phase = run.phase();
+    let mut json = json!({
+        "name": run.name(),
+        "state": phase.name(),
+        "since_ns": phase.since(),
+        "failures": run.failures(),
+    });
+    if let Some(token) = phase.token() {
+        json["attempt"] = json!(token.attempt);
+    }
+    if let Some(worker) = phase.worker() {
+        json["worker"] = json!(worker);
+    }
+    if let Phase::Running(running) = phase
+        && let Some(progress) = &running.progress
+    {
+        json["progress"] = json!(progress);
+    }
+    if let Some(failure) = run.last_failure() {
+        json["failure"] = json!(failure);
+    }
+    json
+}

@@ -1,0 +1,100 @@
+//! Why a job waits, for programs and for people.
+
+use serde_json::{Map, Value, json};
+use stagewire_core::StageName;
+use stagewire_sched::{WaitCause, Waiting};
+
+fn names(stages: &[StageName]) -> String {
+    stages.iter().map(StageName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+fn ahead(ahead: usize) -> String {
+    match ahead {
+        0 => "it is next".to_owned(),
+        1 => "1 job is ahead".to_owned(),
+        n => format!("{n} jobs are ahead"),
+    }
+}
+
+/// One reason, with its numbers and a sentence.
+pub(super) fn json(waiting: &Waiting) -> Value {
+    let (cause, message, numbers) = match &waiting.cause {
+        WaitCause::Inputs { stages } => (
+            "inputs",
+            format!("waits for the output of {}", names(stages)),
+            json!({"stages": stages}),
+        ),
+        WaitCause::NoWorker { away } => (
+            "no_worker",
+            match away {
+                0 => "no worker of this stage is attached".to_owned(),
+                n => format!("no worker of this stage is attached; {n} may come back"),
+            },
+            json!({"away": away}),
+        ),
+        WaitCause::Slot {
+            ahead: before,
+            advertised,
+            running,
+            reserved,
+            stopping,
+            paused,
+        } => (
+            "slot",
+            format!("waits for a free slot: all {advertised} are taken; {}", ahead(*before)),
+            json!({
+                "ahead": before, "advertised": advertised, "running": running, "reserved": reserved,
+                "stopping": stopping, "paused": paused,
+            }),
+        ),
+        WaitCause::Credit {
+            ahead: before,
+            held,
+            limit,
+        } => (
+            "credit",
+            format!(
+                "waits until outputs of this stage are consumed: {held} of {limit} are held; {}",
+                ahead(*before)
+            ),
+            json!({"ahead": before, "held": held, "limit": limit}),
+        ),
+        WaitCause::Dispatch { ahead: before } => ("dispatch", ahead(*before), json!({"ahead": before})),
+        WaitCause::Draining => (
+            "draining",
+            "the server is draining and starts nothing new".to_owned(),
+            json!({}),
+        ),
+        WaitCause::Answer { worker, within } => (
+            "answer",
+            format!("was offered to worker {worker}, which answers within {within:.1?}"),
+            json!({"worker": worker}),
+        ),
+        WaitCause::Attempt { worker, progress, .. } => (
+            "attempt",
+            match progress {
+                Some(p) => format!("runs: {} {} of {}", p.unit, p.done, p.total),
+                None => "runs".to_owned(),
+            },
+            json!({"worker": worker, "progress": progress}),
+        ),
+        WaitCause::Stopping { attempts, within } => (
+            "stopping",
+            format!("{attempts} attempts were told to stop; it ends within {within:.1?}"),
+            json!({"attempts": attempts}),
+        ),
+        _ => ("other", "waits".to_owned(), json!({})),
+    };
+    let mut json = Map::new();
+    json.extend(waiting.stage.as_ref().map(|stage| ("stage".to_owned(), json!(stage))));
+    json.insert("cause".to_owned(), json!(cause));
+    json.insert("message".to_owned(), json!(message));
+    json.insert(
+        "waited_ns".to_owned(),
+        json!(u64::try_from(waiting.waited.as_nanos()).unwrap_or(u64::MAX)),
+    );
+    if let Value::Object(numbers) = numbers {
+        json.extend(numbers);
+    }
+    Value::Object(json)
+}

@@ -1,0 +1,275 @@
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+const SCOPE: &str = "pipeline wan";
+
+fn replayed(journal: &Journal) -> Vec<Vec<u8>> {
+    let mut batches = Vec::new();
+    journal
+        .replay(Path::new("test"), |batch| {
+            batches.push(batch.to_vec());
+            Ok(())
+        })
+        .unwrap();
+    batches
+}
+
+#[test]
+fn what_was_appended_comes_back_in_order_and_the_epoch_grows() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("a/b");
+    let mut journal = Journal::open(&state, SCOPE).unwrap();
+    let (deployment, epoch) = (journal.deployment(), journal.epoch());
+    assert_eq!(epoch, Epoch(1));
+    for batch in [b"one".as_slice(), b"", b"three"] {
+        journal.append(batch).unwrap();
+    }
+    let mode = fs::metadata(state.join("journal.redb")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let error = Journal::open(&state, SCOPE).unwrap_err();
+    assert!(matches!(error, JournalError::InUse { .. }), "{error}");
+    drop(journal);
+
+    let mut journal = Journal::open(&state, SCOPE).unwrap();
+    assert_eq!((journal.deployment(), journal.epoch()), (deployment, Epoch(2)));
+    journal.append(b"four").unwrap();
+    assert_eq!(replayed(&journal), [b"one".as_slice(), b"", b"three", b"four"]);
+}
+
+#[test]
+fn what_is_not_this_journal_is_refused_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Journal::open(dir.path(), SCOPE).unwrap());
+    let error = Journal::open(dir.path(), "pipeline flux").unwrap_err().to_string();
+    assert!(
+        error.contains("about pipeline wan") && error.contains("--data-dir"),
+        "{error}"
+    );
+
+    let path = dir.path().join("journal.redb");
+    let database = Database::create(&path).unwrap();
+    let write = database.begin_write().unwrap();
+    write
+        .open_table(META)
+        .unwrap()
+        .insert(Meta::Format as u64, 9_u64.to_le_bytes().as_slice())
+        .unwrap();
+    write.commit().unwrap();
+    drop(database);
+    let error = Journal::open(dir.path(), SCOPE).unwrap_err();
+    assert!(matches!(error, JournalError::Version { found: 9, .. }), "{error}");
+
+    for garbage in [b"not a database".repeat(1000), vec![0; 8192], b"redb".to_vec()] {
+        fs::write(&path, garbage).unwrap();
+        let error = Journal::open(dir.path(), SCOPE).unwrap_err();
+        assert!(matches!(error, JournalError::Corrupt { .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn a_damaged_middle_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal.redb");
+    let mut journal = Journal::open(dir.path(), SCOPE).unwrap();
+    for n in 0..100_u8 {
+        journal.append(&[n; 300]).unwrap();
+    }
+    drop(journal);
+    let whole = fs::read(&path).unwrap();
+    let places: Vec<usize> = (0..whole.len() - 300)
+        .filter(|at| whole[*at..*at + 300] == [50; 300])
+        .collect();
+    assert!(!places.is_empty());
+    let mut bytes = whole;
+    for place in places {
+        bytes[place + 100] ^= 1;
+    }
+    fs::write(&path, bytes).unwrap();
+    let error = Journal::open(dir.path(), SCOPE)
+        .and_then(|journal| journal.replay(&path, |_| Ok(())))
+        .unwrap_err();
+    assert!(matches!(error, JournalError::Corrupt { .. }), "{error:?}");
+}
+
+/// Memory that loses its process, or its power, after so many writes.
+#[derive(Debug, Clone, Default)]
+struct Disk(Arc<Mutex<DiskState>>);
+
+#[derive(Debug, Default)]
+struct DiskState {
+    /// What a read sees: what survives the death of the process.
+    cached: Vec<u8>,
+    /// What is synced, and the writes since: any part of those survives a power failure.
+    synced: Vec<u8>,
+    unsynced: Vec<Operation>,
+    operations: usize,
+    fails_after: usize,
+}
+
+#[derive(Debug)]
+enum Operation {
+    Write(u64, Vec<u8>),
+    SetLen(u64),
+}
+
+impl Operation {
+    fn apply(&self, bytes: &mut Vec<u8>) {
+        match self {
+            Self::SetLen(len) => bytes.resize(usize::try_from(*len).unwrap(), 0),
+            Self::Write(offset, data) => {
+                let offset = usize::try_from(*offset).unwrap();
+                if bytes.len() < offset + data.len() {
+                    bytes.resize(offset + data.len(), 0);
+                }
+                bytes[offset..offset + data.len()].copy_from_slice(data);
+            }
+        }
+    }
+}
+
+impl Disk {
+    fn holding(bytes: Vec<u8>, fails_after: usize) -> Self {
+        Self(Arc::new(Mutex::new(DiskState {
+            cached: bytes.clone(),
+            synced: bytes,
+            fails_after,
+            ..DiskState::default()
+        })))
+    }
+
+    fn operate(&self, operation: Operation) -> Result<(), io::Error> {
+        let mut state = self.0.lock().unwrap();
+        state.step()?;
+        operation.apply(&mut state.cached);
+        state.unsynced.push(operation);
+        Ok(())
+    }
+
+    fn after_kill(&self) -> Vec<u8> {
+        self.0.lock().unwrap().cached.clone()
+    }
+
+    /// The synced bytes and a part of the writes since, the last of them torn.
+    fn after_power_failure(&self, seed: u64) -> Vec<u8> {
+        let state = self.0.lock().unwrap();
+        let mut bytes = state.synced.clone();
+        let mut random = seed;
+        for operation in &state.unsynced {
+            random = xxh3_64(&random.to_le_bytes());
+            match operation {
+                _ if random.is_multiple_of(3) => {}
+                Operation::Write(offset, data) if random % 3 == 1 => {
+                    // Disks write sectors whole.
+                    let kept = (usize::try_from(random >> 8).unwrap() % (data.len() + 1)) / 512 * 512;
+                    Operation::Write(*offset, data[..kept].to_vec()).apply(&mut bytes);
+                }
+                operation => operation.apply(&mut bytes),
+            }
+        }
+        bytes
+    }
+}
+
+impl DiskState {
+    fn step(&mut self) -> Result<(), io::Error> {
+        if self.operations >= self.fails_after {
+            return Err(io::Error::other("the disk is gone"));
+        }
+        self.operations += 1;
+        Ok(())
+    }
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> Result<u64, io::Error> {
+        Ok(self.0.lock().unwrap().cached.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
+        let state = self.0.lock().unwrap();
+        let offset = usize::try_from(offset).unwrap();
+        let from = state.cached.get(offset..offset + out.len());
+        out.copy_from_slice(from.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> Result<(), io::Error> {
+        self.operate(Operation::SetLen(len))
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
+        self.operate(Operation::Write(offset, data.to_vec()))
+    }
+
+    fn sync_data(&self) -> Result<(), io::Error> {
+        let mut state = self.0.lock().unwrap();
+        state.step()?;
+        state.synced = state.cached.clone();
+        state.unsynced.clear();
+        Ok(())
+    }
+}
+
+/// Appends until the disk fails. Returns the numbers of the batches that were acknowledged.
+fn append_until_failure(disk: Disk, batches: u32) -> Option<u32> {
+    let mut journal = Journal::open_backend(disk, "test".into(), SCOPE).ok()?;
+    let first = u32::try_from(replayed(&journal).len()).unwrap();
+    for n in first..first + batches {
+        let batch = n.to_le_bytes().repeat(1 + n as usize * 40);
+        if journal.append(&batch).is_err() {
+            return Some(n);
+        }
+    }
+    Some(first + batches)
+}
+
+/// What a restart finds must be a prefix of what was appended that holds everything acknowledged.
+fn check(bytes: Vec<u8>, acknowledged: u32, when: &str) {
+    let journal = Journal::open_backend(Disk::holding(bytes, usize::MAX), "test".into(), SCOPE)
+        .unwrap_or_else(|error| panic!("{when}: {error}"));
+    let found = replayed(&journal);
+    for (n, batch) in found.iter().enumerate() {
+        let n = u32::try_from(n).unwrap();
+        assert_eq!(*batch, n.to_le_bytes().repeat(1 + n as usize * 40), "{when}: batch {n}");
+    }
+    let found = u32::try_from(found.len()).unwrap();
+    assert!(
+        found == acknowledged || found == acknowledged + 1,
+        "{when}: {acknowledged} batches were acknowledged, {found} are there"
+    );
+}
+
+#[test]
+fn a_crash_at_any_write_loses_nothing_acknowledged() {
+    const BATCHES: u32 = 6;
+    // A journal that is there already: losing the disk while it is first made is `Io`, not a loss.
+    let disk = Disk::holding(Vec::new(), usize::MAX);
+    assert_eq!(append_until_failure(disk.clone(), BATCHES), Some(BATCHES));
+    let start = disk.after_kill();
+    let mut outcomes = BTreeMap::<u32, usize>::new();
+    for fails_after in 0.. {
+        let disk = Disk::holding(start.clone(), fails_after);
+        let acknowledged = append_until_failure(disk.clone(), BATCHES).unwrap_or(BATCHES);
+        *outcomes.entry(acknowledged).or_default() += 1;
+        check(
+            disk.after_kill(),
+            acknowledged,
+            &format!("killed after {fails_after} writes"),
+        );
+        for seed in 0..8 {
+            let when = format!("power failure after {fails_after} writes, seed {seed}");
+            check(disk.after_power_failure(seed), acknowledged, &when);
+        }
+        if acknowledged == 2 * BATCHES {
+            break;
+        }
+    }
+    assert_eq!(
+        outcomes.len() as u32,
+        BATCHES + 1,
+        "a crash before each batch was tried: {outcomes:?}"
+    );
+}

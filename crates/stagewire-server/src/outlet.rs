@@ -1,0 +1,60 @@
+//! Where effects go: to workers, stores, watchers and the disk. Nothing here waits for anybody.
+
+use std::sync::Arc;
+
+use stagewire_core::JobId;
+use stagewire_sched::{Effect, Holder};
+
+use crate::artefacts::Artefacts;
+use crate::history::Histories;
+use crate::host::StoreHost;
+use crate::metrics::Metrics;
+use crate::note::Note;
+use crate::workers::{Workers, message};
+
+/// Everything that the driver lets something out to.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    pub(crate) workers: Arc<Workers>,
+    pub(crate) histories: Arc<Histories>,
+    pub(crate) store: Arc<StoreHost>,
+    pub(crate) artefacts: Arc<Artefacts>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl Outlet {
+    pub(crate) fn effect(&self, effect: Effect) {
+        let (worker, message) = match effect {
+            Effect::Offer(offer) => (offer.worker, message::offer(offer)),
+            Effect::Grant { worker, token } => (worker, message::grant(token)),
+            Effect::CancelAttempt { worker, token, failure } => (worker, message::cancel(token, failure)),
+            Effect::Accepted { worker, token } => (worker, message::accepted(token)),
+            Effect::Refused { worker, token, failure } => (worker, message::refused(token, failure)),
+            Effect::Drain { worker } => (worker, message::drain()),
+            Effect::Release { holder, payload } => match holder {
+                Holder::Worker(worker) => (worker, message::release(payload)),
+                Holder::Store => return self.store.release(payload),
+            },
+            Effect::Evict { worker, failure } => return self.workers.evict(worker, &failure),
+            // The driver has made it a note.
+            Effect::Job(_) => return,
+        };
+        self.workers.send(worker, message);
+    }
+
+    pub(crate) fn note(&self, job: JobId, note: Note) {
+        let history = self.histories.of(job);
+        self.metrics.note(&note);
+        if note.kind.is_last() {
+            let begin = history.begin().unwrap_or(note.at);
+            self.metrics.job(note.kind.name(), note.at.since(begin));
+        }
+        history.push(note);
+    }
+
+    /// Drops what is kept of an ended job.
+    pub(crate) fn forget(&self, job: JobId) {
+        self.histories.forget(job);
+        self.artefacts.forget(job);
+    }
+}

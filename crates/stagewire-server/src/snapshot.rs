@@ -1,0 +1,162 @@
+//! The state of the pipeline in numbers, for metrics, statistics and the readiness check.
+
+use std::collections::BTreeMap;
+
+use stagewire_core::{StageName, Timestamp};
+use stagewire_sched::{Counters, LinkState, Sched, Slot, StageKind};
+
+/// States of a job, as [`stagewire_sched::JobState::name`] gives them.
+pub(crate) const JOB_STATES: [&str; 5] = ["active", "cancelling", "succeeded", "failed", "cancelled"];
+/// Phases of a stage of a job that has not ended.
+pub(crate) const PHASES: [&str; 6] = ["blocked", "queued", "offered", "running", "done", "skipped"];
+
+/// One worker.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkerSnapshot {
+    pub(crate) incarnation: String,
+    pub(crate) name: Option<String>,
+    pub(crate) attached: bool,
+    pub(crate) draining: bool,
+    pub(crate) slots: Slots,
+}
+
+/// Slots by what they are used for. They add up: `free + reserved + running + stopping = advertised`.
+#[derive(Debug, Clone, Copy, Default, serde::Serialize)]
+pub(crate) struct Slots {
+    pub(crate) advertised: u64,
+    pub(crate) free: u64,
+    pub(crate) reserved: u64,
+    pub(crate) running: u64,
+    pub(crate) stopping: u64,
+}
+
+impl Slots {
+    pub(crate) const fn by_use(&self) -> [(&'static str, u64); 4] {
+        [
+            ("free", self.free),
+            ("reserved", self.reserved),
+            ("running", self.running),
+            ("stopping", self.stopping),
+        ]
+    }
+}
+
+/// One stage.
+#[derive(Debug, Clone)]
+pub(crate) struct StageSnapshot {
+    pub(crate) name: StageName,
+    pub(crate) kind: StageKind,
+    pub(crate) max_held: u32,
+    /// Stages of jobs that have not ended, by phase.
+    pub(crate) phases: BTreeMap<&'static str, u64>,
+    /// Since when the one that waits longest waits for a worker.
+    pub(crate) oldest: Option<Timestamp>,
+    /// Payloads that are held, and their bytes.
+    pub(crate) payloads: u64,
+    pub(crate) payload_bytes: u64,
+    pub(crate) workers: Vec<WorkerSnapshot>,
+}
+
+impl StageSnapshot {
+    /// Whether a worker of the stage can be given work.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.workers.iter().any(|worker| worker.attached && !worker.draining)
+    }
+
+    pub(crate) fn slots(&self) -> Slots {
+        self.workers.iter().fold(Slots::default(), |sum, worker| Slots {
+            advertised: sum.advertised + worker.slots.advertised,
+            free: sum.free + worker.slots.free,
+            reserved: sum.reserved + worker.slots.reserved,
+            running: sum.running + worker.slots.running,
+            stopping: sum.stopping + worker.slots.stopping,
+        })
+    }
+}
+
+/// The whole pipeline at one time.
+#[derive(Debug, Clone)]
+pub(crate) struct Snapshot {
+    pub(crate) at: Timestamp,
+    pub(crate) jobs: BTreeMap<&'static str, u64>,
+    pub(crate) stages: Vec<StageSnapshot>,
+    pub(crate) counters: Counters,
+}
+
+impl Snapshot {
+    /// Counts. Takes time in proportion to the jobs that are remembered.
+    pub(crate) fn take(sched: &Sched, now: Timestamp) -> Self {
+        let mut jobs: BTreeMap<_, _> = JOB_STATES.into_iter().map(|state| (state, 0)).collect();
+        let mut stages: Vec<StageSnapshot> = sched
+            .topology()
+            .stages()
+            .iter()
+            .map(|spec| StageSnapshot {
+                name: spec.name.clone(),
+                kind: spec.kind,
+                max_held: spec.max_held,
+                phases: PHASES.into_iter().map(|phase| (phase, 0)).collect(),
+                oldest: None,
+                payloads: 0,
+                payload_bytes: 0,
+                workers: Vec::new(),
+            })
+            .collect();
+        for job in sched.jobs() {
+            *jobs.entry(job.state().name()).or_default() += 1;
+            for (run, stage) in job.stages().iter().zip(&mut stages) {
+                if let Some(payload) = run.output().live() {
+                    stage.payloads += 1;
+                    stage.payload_bytes += payload.nbytes.0;
+                }
+                if job.outcome().is_some() {
+                    continue;
+                }
+                let phase = run.phase();
+                *stage.phases.entry(phase.name()).or_default() += 1;
+                if phase.name() == "queued" {
+                    let since = phase.since();
+                    stage.oldest = Some(stage.oldest.map_or(since, |oldest| oldest.min(since)));
+                }
+            }
+        }
+        for worker in sched.workers() {
+            let Some(stage) = stages.iter_mut().find(|stage| stage.name == *worker.stage()) else {
+                continue;
+            };
+            let mut slots = Slots {
+                advertised: worker.advertised().into(),
+                free: worker.free().into(),
+                ..Slots::default()
+            };
+            for slot in worker.slots().values() {
+                match slot {
+                    Slot::Reserved => slots.reserved += 1,
+                    Slot::Running => slots.running += 1,
+                    Slot::Stopping { .. } => slots.stopping += 1,
+                }
+            }
+            stage.workers.push(WorkerSnapshot {
+                incarnation: worker.incarnation().to_string(),
+                name: worker.info().map(|info| info.name.clone()),
+                attached: worker.link() == LinkState::Attached,
+                draining: worker.is_draining(),
+                slots,
+            });
+        }
+        Self {
+            at: now,
+            jobs,
+            stages,
+            counters: sched.counters(),
+        }
+    }
+
+    /// Stages that no worker serves.
+    pub(crate) fn unready(&self) -> impl Iterator<Item = &StageName> {
+        self.stages
+            .iter()
+            .filter(|stage| !stage.is_ready())
+            .map(|stage| &stage.name)
+    }
+}

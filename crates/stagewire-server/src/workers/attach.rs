@@ -1,0 +1,299 @@
+//! `Orchestrator.Attach`: who may attach, and the life of one stream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stagewire_api::v1::orchestrator_server::Orchestrator;
+use stagewire_api::v1::worker_message::Message;
+use stagewire_api::{PROTOCOL, host_id, v1};
+use stagewire_core::{Classify, ErrorClass, Incarnation, ProcessRef, StageName};
+use stagewire_sched::{Input, WorkerInfo};
+use subtle::ConstantTimeEq;
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::input::{Said, read};
+use super::{IN_FLIGHT, Workers};
+use crate::driver::{DriveError, Driver};
+use crate::nearest::did_you_mean;
+use crate::results::Results;
+
+/// How long a worker may take to say hello.
+const HELLO: Duration = Duration::from_secs(5);
+/// Longest name of a worker, in characters.
+const NAME: usize = 128;
+
+/// What the service needs to know.
+#[derive(Debug)]
+pub(crate) struct AttachOptions {
+    pub(crate) pipeline: StageName,
+    pub(crate) stages: Vec<StageName>,
+    pub(crate) worker_token: String,
+    pub(crate) epoch: u64,
+    pub(crate) renew_interval: Duration,
+    pub(crate) linger: Duration,
+    /// Encoded address of the store.
+    pub(crate) store: Vec<u8>,
+    /// Where the sockets of workers are.
+    pub(crate) peers: std::path::PathBuf,
+}
+
+/// The service.
+#[derive(Debug, Clone)]
+pub(crate) struct Attach {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: AttachOptions,
+    host: String,
+    workers: Arc<Workers>,
+    driver: Driver,
+    results: Arc<Results>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Attach {
+    pub(crate) fn new(
+        options: AttachOptions,
+        workers: Arc<Workers>,
+        driver: Driver,
+        results: Arc<Results>,
+        stop: CancellationToken,
+        tasks: TaskTracker,
+    ) -> Self {
+        let inner = Inner {
+            options,
+            host: host_id(),
+            workers,
+            driver,
+            results,
+            stop,
+            tasks,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+}
+
+type Outgoing = std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<v1::ServerMessage, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Orchestrator for Attach {
+    type AttachStream = Outgoing;
+
+    async fn attach(&self, request: Request<Streaming<v1::WorkerMessage>>) -> Result<Response<Outgoing>, Status> {
+        let inner = &self.inner;
+        inner.authenticate(&request)?;
+        let mut incoming = request.into_inner();
+        let first = tokio::time::timeout(HELLO, incoming.message()).await;
+        let first = first.map_err(|_| Status::deadline_exceeded(format!("no hello within {HELLO:?}")))??;
+        let Some(Message::Hello(hello)) = first.and_then(|first| first.message) else {
+            return Err(Status::invalid_argument(
+                "the first message of a worker must be a hello",
+            ));
+        };
+        let worker = inner.check(&hello)?;
+        let (running, holding) = hello
+            .carried()
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let process = (hello.pid != 0 && hello.host == inner.host).then_some(ProcessRef {
+            pid: hello.pid,
+            started: hello.started,
+        });
+
+        let (sender, outgoing) = mpsc::channel(IN_FLIGHT);
+        let welcome = v1::ServerMessage {
+            message: Some(v1::server_message::Message::Welcome(inner.welcome())),
+        };
+        sender
+            .try_send(Ok(welcome))
+            .expect("the channel is new and not empty of room");
+        let close = inner.stop.child_token();
+        let incarnation = worker.incarnation;
+        let name = worker.name.clone();
+        let turn = inner.workers.turn.lock().await;
+        let generation = inner.workers.up(incarnation, sender, close.clone());
+        let attached = inner.driver.decide(Input::WorkerAttached {
+            worker,
+            running,
+            holding,
+        });
+        if let Err(error) = attached.await {
+            inner.workers.down(incarnation, generation);
+            return Err(status(&error));
+        }
+        drop(turn);
+        tracing::info!(worker = %incarnation, name, stage = hello.stage, slots = hello.slots, "worker attached");
+        if let Some(process) = process {
+            inner.watch(incarnation, process);
+        }
+        let reader = Reader {
+            inner: Arc::clone(inner),
+            worker: incarnation,
+            generation,
+        };
+        inner.tasks.spawn(reader.run(incoming, close.clone()));
+        // Ends with the stream's own last message, or when it is closed.
+        let outgoing = ReceiverStream::new(outgoing);
+        let outgoing = futures::StreamExt::take_until(outgoing, close.cancelled_owned());
+        Ok(Response::new(Box::pin(outgoing.fuse())))
+    }
+}
+
+fn status(error: &DriveError) -> Status {
+    let message = error.to_string();
+    match error.class() {
+        ErrorClass::NotFound | ErrorClass::Invalid => Status::invalid_argument(message),
+        ErrorClass::Unavailable => Status::unavailable(message),
+        _ => Status::failed_precondition(message),
+    }
+}
+
+impl Inner {
+    fn authenticate(&self, request: &Request<Streaming<v1::WorkerMessage>>) -> Result<(), Status> {
+        let shown = request.metadata().get("authorization").map(|value| value.as_bytes());
+        let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
+        let right = self.options.worker_token.as_bytes();
+        match shown {
+            Some(shown) if shown.ct_eq(right).into() => Ok(()),
+            Some(_) => Err(Status::unauthenticated(
+                "this is not the worker token of this deployment; it is in worker.token of the server's run directory",
+            )),
+            None => Err(Status::unauthenticated(
+                "a worker must send `authorization: Bearer TOKEN`; the token is in worker.token of the server's run directory",
+            )),
+        }
+    }
+
+    fn check(&self, hello: &v1::Hello) -> Result<WorkerInfo, Status> {
+        let invalid = |error: stagewire_api::WireError| Status::invalid_argument(error.to_string());
+        if hello.protocol != PROTOCOL {
+            return Err(Status::failed_precondition(format!(
+                "the worker speaks protocol {}, the server {PROTOCOL}; install the same version of Stagewire on both",
+                hello.protocol
+            )));
+        }
+        let pipeline = self.options.pipeline.as_str();
+        if !hello.pipeline.is_empty() && hello.pipeline != pipeline {
+            return Err(Status::failed_precondition(format!(
+                "the worker serves pipeline {:?}, the server {pipeline:?}; give the worker the run directory of its own server",
+                hello.pipeline
+            )));
+        }
+        let stage = hello.stage().map_err(invalid)?;
+        if !self.options.stages.contains(&stage) {
+            let known = || self.options.stages.iter().map(StageName::as_str);
+            let hint = did_you_mean(stage.as_str(), known());
+            let list = known().collect::<Vec<_>>().join(", ");
+            return Err(Status::invalid_argument(format!(
+                "pipeline {pipeline:?} has no stage {:?}{hint} It has: {list}",
+                stage.as_str()
+            )));
+        }
+        Ok(WorkerInfo {
+            incarnation: hello.incarnation().map_err(invalid)?,
+            stage,
+            slots: hello.slots,
+            name: hello.name.chars().filter(|c| !c.is_control()).take(NAME).collect(),
+        })
+    }
+
+    fn welcome(&self) -> v1::Welcome {
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        v1::Welcome {
+            epoch: self.options.epoch,
+            renew_interval_ms: ms(self.options.renew_interval),
+            linger_ms: ms(self.options.linger),
+            store: self.options.store.clone(),
+        }
+    }
+
+    /// Watches the process of a worker, once: its death is the worker's loss, whatever its stream says.
+    fn watch(self: &Arc<Self>, worker: Incarnation, process: ProcessRef) {
+        if self.workers.lock().processes.insert(worker, process).is_some() {
+            return;
+        }
+        let inner = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let died = tokio::select! {
+                () = inner.stop.cancelled() => return,
+                died = crate::process::died(process) => died,
+            };
+            inner.workers.lock().processes.remove(&worker);
+            if let Err(error) = died {
+                tracing::warn!(%worker, pid = process.pid, %error, "cannot watch the process of a worker");
+                return;
+            }
+            tracing::info!(%worker, pid = process.pid, "the process of a worker has ended");
+            crate::run_dir::sweep_incarnation(&inner.options.peers, worker);
+            let _turn = inner.workers.turn.lock().await;
+            inner.driver.tell(Input::WorkerLost { worker }).await;
+        });
+    }
+}
+
+/// Reads what one stream brings.
+struct Reader {
+    inner: Arc<Inner>,
+    worker: Incarnation,
+    generation: u64,
+}
+
+impl Reader {
+    async fn run(self, mut incoming: Streaming<v1::WorkerMessage>, close: CancellationToken) {
+        loop {
+            let next = tokio::select! {
+                () = close.cancelled() => break,
+                next = incoming.message() => next,
+            };
+            match next {
+                // A message of a later protocol that this build does not know.
+                Ok(Some(v1::WorkerMessage { message: None })) => {}
+                Ok(Some(v1::WorkerMessage { message: Some(message) })) => {
+                    if let Err(error) = self.take(message).await {
+                        tracing::warn!(worker = %self.worker, %error, "a worker does not keep to the protocol; its stream is ended");
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(status) => {
+                    tracing::debug!(worker = %self.worker, %status, "the stream of a worker broke");
+                    break;
+                }
+            }
+        }
+        close.cancel();
+        let _turn = self.inner.workers.turn.lock().await;
+        if self.inner.workers.down(self.worker, self.generation) {
+            self.inner.driver.tell(Input::WorkerAway { worker: self.worker }).await;
+        }
+    }
+
+    async fn take(&self, message: Message) -> Result<(), stagewire_api::WireError> {
+        match read(self.worker, message)? {
+            Said::Inputs(inputs) => {
+                for input in inputs {
+                    self.inner.driver.tell(input).await;
+                }
+            }
+            Said::Result {
+                token,
+                result,
+                handovers,
+            } => {
+                let (results, driver) = (Arc::clone(&self.inner.results), self.inner.driver.clone());
+                let worker = self.worker;
+                self.inner.tasks.spawn(async move {
+                    results.take(&driver, worker, token, &result, handovers).await;
+                });
+            }
+        }
+        Ok(())
+    }
+}
