@@ -45,11 +45,13 @@ def test_a_stage_that_the_module_lacks_is_named(deploy):
     assert deployment.left() == []
 
 
-def test_an_arena_larger_than_the_memory_is_refused_when_it_is_used_up_not_by_the_kernel(deploy):
-    config = toy() + '[server]\narena-bytes = "900TiB"\n'
-    deployment: Deployment = deploy(config).start()
-    job = deployment.client.submit(seed=1)
-    assert job.wait(timeout=DEADLINE) == "succeeded", job.refresh().info
+def test_an_arena_larger_than_the_memory_is_refused_before_anything_starts(deploy):
+    deployment: Deployment = deploy(toy() + '[server]\narena-bytes = "900TiB"\n')
+    done = up(deployment, "--data-dir", str(deployment.folder / "data"))
+    assert done.returncode == 1
+    assert "arena-bytes" in done.stderr
+    assert "900.0 TiB" in done.stderr
+    assert deployment.left() == []
 
 
 class TestJobs:

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use stagewire_core::{StageName, Timestamp};
+use stagewire_core::{Incarnation, StageName, Timestamp};
 use stagewire_sched::{Counters, LinkState, Sched, Slot, StageKind};
 
 /// States of a job, as [`stagewire_sched::JobState::name`] gives them.
@@ -13,7 +13,7 @@ pub(crate) const PHASES: [&str; 6] = ["blocked", "queued", "offered", "running",
 /// One worker.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkerSnapshot {
-    pub(crate) incarnation: String,
+    pub(crate) incarnation: Incarnation,
     pub(crate) name: Option<String>,
     pub(crate) attached: bool,
     pub(crate) draining: bool,
@@ -137,7 +137,7 @@ impl Snapshot {
                 }
             }
             stage.workers.push(WorkerSnapshot {
-                incarnation: worker.incarnation().to_string(),
+                incarnation: worker.incarnation(),
                 name: worker.info().map(|info| info.name.clone()),
                 attached: worker.link() == LinkState::Attached,
                 draining: worker.is_draining(),

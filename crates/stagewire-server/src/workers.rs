@@ -65,6 +65,11 @@ impl Workers {
         }
     }
 
+    /// The process of a worker, where it is one of this host.
+    pub(crate) fn process(&self, worker: Incarnation) -> Option<ProcessRef> {
+        self.lock().processes.get(&worker).copied()
+    }
+
     /// Tells a worker that the result it sent is safe.
     pub(crate) fn release(&self, worker: Incarnation, payload: &v1::Payload) {
         self.send(worker, Message::Release(payload.id.clone()));
@@ -78,9 +83,8 @@ impl Workers {
             let _ = stream.sender.try_send(Err(Status::aborted(failure.message.clone())));
             stream.close.cancel();
         }
-        let process = state.processes.get(&worker).copied();
         drop(state);
-        if let Some(process) = process
+        if let Some(process) = self.process(worker)
             && let Err(error) = crate::process::kill(process)
         {
             tracing::warn!(%worker, pid = process.pid, %error, "cannot end the process of a worker that was given up");

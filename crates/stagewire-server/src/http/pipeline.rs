@@ -10,7 +10,7 @@ use stagewire_sched::Flow;
 use super::error::ApiError;
 use super::{App, Shared};
 use crate::metrics::Scrape;
-use crate::snapshot::{Snapshot, StageSnapshot};
+use crate::snapshot::{Snapshot, StageSnapshot, WorkerSnapshot};
 
 async fn snapshot(app: &App) -> Result<Snapshot, ApiError> {
     Ok(app.driver.look(Snapshot::take).await?)
@@ -40,33 +40,36 @@ pub(super) async fn show(State(app): Shared) -> Result<Json<Value>, ApiError> {
         "params": app.pipeline.params,
         "stages": snapshot.stages.iter().map(stage).collect::<Vec<_>>(),
         "edges": edges,
+        "workers": snapshot.stages.iter().flat_map(|stage| workers(&app, stage)).collect::<Vec<_>>(),
     })))
 }
 
 fn stage(stage: &StageSnapshot) -> Value {
-    let workers: Vec<Value> = stage
-        .workers
-        .iter()
-        .map(|worker| {
-            json!({
-                "incarnation": worker.incarnation,
-                "name": worker.name,
-                "state": match (worker.attached, worker.draining) {
-                    (false, _) => "away",
-                    (true, true) => "draining",
-                    (true, false) => "ready",
-                },
-                "slots": worker.slots,
-            })
-        })
-        .collect();
     json!({
         "name": stage.name,
         "kind": stage.kind,
         "max_held": stage.max_held,
         "ready": stage.is_ready(),
-        "workers": workers,
     })
+}
+
+/// The workers of a stage. `pid` is there for those of this host.
+fn workers(app: &App, stage: &StageSnapshot) -> Vec<Value> {
+    let worker = |worker: &WorkerSnapshot| {
+        json!({
+            "incarnation": worker.incarnation,
+            "name": worker.name,
+            "stage": stage.name,
+            "pid": app.workers.process(worker.incarnation).map(|process| process.pid),
+            "state": match (worker.attached, worker.draining) {
+                (false, _) => "away",
+                (true, true) => "draining",
+                (true, false) => "ready",
+            },
+            "slots": worker.slots,
+        })
+    };
+    stage.workers.iter().map(worker).collect()
 }
 
 pub(super) async fn stats(State(app): Shared) -> Result<Json<Value>, ApiError> {

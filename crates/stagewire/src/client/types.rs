@@ -188,9 +188,11 @@ pub(crate) struct Stage {
 /// One attached worker.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Worker {
-    pub(crate) name: String,
+    /// `None` for one that has not been back since the server started.
+    pub(crate) name: Option<String>,
     pub(crate) stage: String,
-    pub(crate) pid: u32,
+    /// `None` where it runs on another host.
+    pub(crate) pid: Option<u32>,
     pub(crate) state: String,
     pub(crate) slots: Slots,
 }

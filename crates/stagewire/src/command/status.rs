@@ -51,9 +51,9 @@ pub(crate) async fn run(args: StatusArgs, global: &Global, output: &Output) -> R
         .map(|worker| {
             let taken = worker.slots.advertised.saturating_sub(worker.slots.free);
             let slots = format!("{taken} of {}", worker.slots.advertised);
-            let pid = worker.pid.to_string();
+            let pid = worker.pid.map_or_else(|| "elsewhere".to_owned(), |pid| pid.to_string());
             [
-                worker.name.clone(),
+                worker.name.clone().unwrap_or_default(),
                 worker.stage.clone(),
                 worker.state.clone(),
                 pid,

@@ -186,7 +186,7 @@ async fn watch_workers(client: Client, pids: watch::Sender<BTreeSet<u32>>) {
     loop {
         // A server that does not answer is the affair of `Server::stopped`.
         if let Ok(pipeline) = client.pipeline().await {
-            let found: BTreeSet<u32> = pipeline.ready_workers().map(|worker| worker.pid).collect();
+            let found: BTreeSet<u32> = pipeline.ready_workers().filter_map(|worker| worker.pid).collect();
             pids.send_if_modified(|known| {
                 let changed = *known != found;
                 *known = found;
