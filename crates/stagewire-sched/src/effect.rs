@@ -7,7 +7,6 @@ use crate::{Event, OutputSpec, PayloadInfo};
 
 /// What follows from an input.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[must_use]
 pub struct Decision {
     /// What to [`apply`](crate::Sched::apply), in this order; the durable ones also to the journal.
     pub events: Vec<Event>,

@@ -1,0 +1,142 @@
+use stagewire_core::{Attempt, Epoch, ErrorClass, Incarnation, JobId, PayloadId, Timestamp, Token};
+use stagewire_sched::{Event, Loss, OfferEnd, Outcome, Sched};
+
+use crate::world::{World, failure, name, payload_info, video, worker_info};
+
+/// One event of each kind, about things that need not exist.
+fn events(world: &mut World) -> Vec<Event> {
+    let job = JobId(world.id());
+    let token = Token {
+        epoch: Epoch(1),
+        job,
+        attempt: Attempt(0),
+    };
+    let worker = Incarnation(world.id());
+    let payload = PayloadId(world.id());
+    let stage = name("encode");
+    let failure = failure(ErrorClass::Internal);
+    vec![
+        Event::Restarted { epoch: Epoch(2) },
+        Event::JobSubmitted {
+            job,
+            params: "{}".into(),
+            key: None,
+        },
+        Event::JobCancelling { job },
+        Event::JobEnded {
+            job,
+            outcome: Outcome::Cancelled,
+        },
+        Event::JobForgotten { job },
+        Event::AttemptGranted {
+            token,
+            stage: stage.clone(),
+            worker,
+        },
+        Event::Published {
+            token,
+            payload: payload_info(payload, false),
+        },
+        Event::AttemptCompleted {
+            token,
+            result: None,
+            handovers: vec![],
+        },
+        Event::AttemptFailed {
+            token,
+            failure: failure.clone(),
+        },
+        Event::AttemptLost {
+            token,
+            loss: Loss::WorkerLost,
+            failure: failure.clone(),
+        },
+        Event::AttemptFenced { token, failure },
+        Event::PayloadLost {
+            job,
+            stage: stage.clone(),
+            payload,
+        },
+        Event::PayloadReleased {
+            job,
+            stage: stage.clone(),
+            payload,
+        },
+        Event::StageReopened {
+            job,
+            stage: stage.clone(),
+        },
+        Event::StageSkipped {
+            job,
+            stage: stage.clone(),
+        },
+        Event::WorkerAttached {
+            worker: worker_info(worker, "encode", 1),
+            claimed: vec![token],
+            stale: vec![],
+            unclaimed: vec![payload],
+        },
+        Event::WorkerAway { worker },
+        Event::WorkerLost { worker },
+        Event::WorkerResumed { worker },
+        Event::HoldingsSettled { worker },
+        Event::WorkerDraining { worker },
+        Event::Draining,
+        Event::Offered { token, stage, worker },
+        Event::OfferEnded {
+            token,
+            end: OfferEnd::Declined,
+        },
+        Event::Renewed {
+            token,
+            sequence: 1,
+            progress: None,
+        },
+        Event::AttemptStopped { worker, token },
+    ]
+}
+
+#[test]
+fn events_survive_the_journal() {
+    let mut world = World::new(video());
+    for event in events(&mut world) {
+        let bytes = postcard::to_stdvec(&event).expect("events encode");
+        assert_eq!(postcard::from_bytes::<Event>(&bytes), Ok(event));
+    }
+}
+
+#[test]
+fn journals_keep_their_meaning() {
+    // The first byte is the position of the variant, which is what old journals hold.
+    let mut world = World::new(video());
+    let first = |event: &Event| postcard::to_stdvec(event).expect("events encode")[0];
+    let positions: Vec<u8> = events(&mut world).iter().map(first).collect();
+    let all: Vec<u8> = (0..u8::try_from(positions.len()).expect("few")).collect();
+    assert_eq!(positions, all, "new variants go to the end");
+}
+
+#[test]
+fn an_event_that_does_not_fit_does_nothing() {
+    let mut world = World::new(video());
+    let mut sched = Sched::new(video(), world.sched.limits().to_owned());
+    let events = events(&mut world);
+    let creates = |event: &&Event| {
+        matches!(
+            event,
+            Event::Restarted { .. } | Event::JobSubmitted { .. } | Event::WorkerAttached { .. } | Event::Draining
+        )
+    };
+    let before = format!("{sched:?}");
+    for event in events.iter().filter(|event| !creates(event)) {
+        sched.apply(Timestamp(1), event);
+        assert_eq!(format!("{sched:?}"), before, "{event:?} did something");
+    }
+}
+
+#[test]
+fn only_what_must_outlive_the_server_is_durable() {
+    let mut world = World::new(video());
+    let durable: Vec<bool> = events(&mut world).iter().map(Event::is_durable).collect();
+    assert!(durable.is_sorted_by(|a, b| a >= b), "durable variants come first");
+    assert_eq!(durable.iter().filter(|durable| **durable).count(), 15);
+}

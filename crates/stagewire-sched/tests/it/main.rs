@@ -1,0 +1,16 @@
+//! The scheduler driven through its public face: one file for each rule, and a random world for all of them at once.
+
+mod world;
+
+mod cancel;
+mod credits;
+mod events;
+mod explain;
+mod jobs;
+mod lost;
+mod offers;
+mod payloads;
+mod random;
+mod restart;
+mod streams;
+mod workers;

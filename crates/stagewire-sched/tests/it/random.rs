@@ -1,0 +1,115 @@
+//! Workers that die, hang, lie about nothing but forget a lot, over streams that break; a server that restarts; clients
+//! that cancel. More cases with `PROPTEST_CASES`. After each step everything is checked; when the faults stop, everything ends and nothing is left.
+
+mod agent;
+mod model;
+
+use proptest::prelude::*;
+use stagewire_sched::{Limits, StageSpec, Topology};
+
+use crate::world::{name, stored, stream, whole};
+use model::{Model, Op};
+
+/// Shapes that differ in what may go wrong.
+fn shapes() -> Vec<Topology> {
+    let shape = |stages: &[&str], edges| {
+        let spec = |stage: &&str| StageSpec {
+            max_held: 2,
+            max_attempts: 2,
+            ..StageSpec::new(name(stage))
+        };
+        Topology::new(stages.iter().map(spec).collect(), edges).expect("an allowed pipeline")
+    };
+    vec![
+        shape(&["fused"], vec![]),
+        shape(
+            &["encode", "denoise", "decode"],
+            vec![whole("encode", "denoise"), stream("denoise", "decode")],
+        ),
+        shape(
+            &["encode", "denoise", "decode"],
+            vec![stored(whole("encode", "denoise")), stored(stream("denoise", "decode"))],
+        ),
+        shape(
+            &["encode", "denoise", "video", "audio", "mux"],
+            vec![
+                stored(whole("encode", "denoise")),
+                stream("denoise", "video"),
+                whole("denoise", "audio"),
+                whole("video", "mux"),
+                stored(whole("audio", "mux")),
+            ],
+        ),
+        shape(
+            &["split", "left", "prepare", "right", "join"],
+            vec![
+                whole("split", "left"),
+                stream("split", "prepare"),
+                stream("prepare", "right"),
+                stream("left", "join"),
+                whole("right", "join"),
+            ],
+        ),
+    ]
+}
+
+fn limits() -> Limits {
+    Limits {
+        max_ended: 1_000,
+        // Bounds that end jobs would hide what goes wrong in those that go on.
+        max_killed_workers: 1_000,
+        max_expired: 1_000,
+        max_lost_inputs: 1_000,
+        ..Limits::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        max_shrink_iters: 20_000,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn whatever_happens(shape in 0..5usize, ops in prop::collection::vec(op(), 1..250)) {
+        let mut model = Model::new(shapes().swap_remove(shape), limits());
+        for op in ops {
+            model.step(op);
+        }
+        model.finish();
+    }
+
+    #[test]
+    fn whatever_happens_within_the_usual_bounds(shape in 0..5usize, ops in prop::collection::vec(op(), 1..250)) {
+        let mut model = Model::new(shapes().swap_remove(shape), Limits::default());
+        for op in ops {
+            model.step(op);
+        }
+        model.finish();
+    }
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let pick = || any::<u8>();
+    prop_oneof![
+        4 => Just(Op::Submit),
+        1 => pick().prop_map(Op::Cancel),
+        4 => (pick(), 1..4u32).prop_map(|(stage, slots)| Op::Start(stage, slots)),
+        20 => pick().prop_map(Op::Deliver),
+        20 => pick().prop_map(Op::Hear),
+        20 => (pick(), pick()).prop_map(|(agent, what)| Op::Act(agent, what)),
+        2 => pick().prop_map(Op::Repeat),
+        2 => pick().prop_map(Op::Swap),
+        2 => pick().prop_map(Op::Stale),
+        2 => pick().prop_map(Op::Break),
+        3 => pick().prop_map(Op::Reconnect),
+        1 => pick().prop_map(Op::Die),
+        1 => pick().prop_map(Op::DieUnnoticed),
+        1 => Just(Op::Restart),
+        1 => pick().prop_map(Op::LosePayload),
+        1 => pick().prop_map(Op::Drain),
+        4 => (0..3_000u64).prop_map(Op::Wait),
+        1 => (0..120_000u64).prop_map(Op::Wait),
+    ]
+}

@@ -1,0 +1,196 @@
+use std::collections::{BTreeMap, VecDeque};
+
+use stagewire_core::{ErrorClass, Incarnation, PayloadId, Token};
+use stagewire_sched::{Effect, Input, Offer};
+
+use crate::world::{completed, failure, payload_info};
+
+/// A worker process: what it really does, whatever the scheduler believes.
+pub(super) struct Agent {
+    pub(super) incarnation: Incarnation,
+    pub(super) stage: String,
+    pub(super) slots: u32,
+    pub(super) link: Link,
+    /// From the scheduler, in order.
+    pub(super) inbox: VecDeque<Effect>,
+    /// To the scheduler, in order.
+    pub(super) outbox: VecDeque<Input>,
+    offers: BTreeMap<Token, Offer>,
+    pub(super) tasks: BTreeMap<Token, Task>,
+    /// Payloads whose bytes are here, and the attempt that made them.
+    pub(super) holding: BTreeMap<PayloadId, Token>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Link {
+    Up,
+    Down,
+}
+
+/// An attempt as its worker sees it.
+pub(super) struct Task {
+    offer: Offer,
+    published: Option<(PayloadId, bool)>,
+    /// Completed, and not answered.
+    completed: bool,
+    cancelled: bool,
+    sequence: u64,
+}
+
+impl Agent {
+    pub(super) fn new(incarnation: Incarnation, stage: &str, slots: u32) -> Self {
+        Self {
+            incarnation,
+            stage: stage.to_owned(),
+            slots,
+            link: Link::Down,
+            inbox: VecDeque::new(),
+            outbox: VecDeque::new(),
+            offers: BTreeMap::new(),
+            tasks: BTreeMap::new(),
+            holding: BTreeMap::new(),
+        }
+    }
+
+    /// Handles a message of the scheduler.
+    pub(super) fn hear(&mut self, effect: Effect) {
+        match effect {
+            Effect::Offer(offer) => _ = self.offers.insert(offer.token, offer),
+            Effect::Grant { token, .. } => {
+                if let Some(offer) = self.offers.remove(&token) {
+                    let task = Task {
+                        offer,
+                        published: None,
+                        completed: false,
+                        cancelled: false,
+                        sequence: 0,
+                    };
+                    self.tasks.insert(token, task);
+                }
+            }
+            Effect::CancelAttempt { token, .. } => {
+                self.offers.remove(&token);
+                if let Some(task) = self.tasks.get_mut(&token) {
+                    task.cancelled = true;
+                }
+            }
+            Effect::Release { payload, .. } => _ = self.holding.remove(&payload),
+            Effect::Accepted { token, .. } => _ = self.tasks.remove(&token),
+            Effect::Refused { token, .. } => {
+                self.tasks.remove(&token);
+                self.holding.retain(|_, owner| *owner != token);
+            }
+            Effect::Drain { .. } | Effect::Evict { .. } | Effect::Job(_) => (),
+        }
+    }
+
+    /// Does one thing that a worker may do. Returns a payload that it put into the store.
+    pub(super) fn act(&mut self, what: u8, new_id: impl FnOnce() -> PayloadId) -> Option<PayloadId> {
+        let worker = self.incarnation;
+        let choice = usize::from(what / 16);
+        if what.is_multiple_of(3)
+            && let Some(token) = self.offers.keys().nth(choice % self.offers.len().max(1)).copied()
+        {
+            let failure = failure(ErrorClass::Exhausted);
+            let busy = self.tasks.len() >= self.slots as usize || what % 16 == 15;
+            self.outbox.push_back(if busy {
+                self.offers.remove(&token);
+                Input::Decline { worker, token, failure }
+            } else {
+                Input::Accept { worker, token }
+            });
+            return None;
+        }
+        let token = *self.tasks.keys().nth(choice % self.tasks.len().max(1))?;
+        let task = self.tasks.get_mut(&token)?;
+        if task.cancelled {
+            self.tasks.remove(&token);
+            self.holding.retain(|_, owner| *owner != token);
+            self.outbox.push_back(Input::Stopped { worker, token });
+            return None;
+        }
+        if task.completed {
+            return None;
+        }
+        match what % 16 {
+            0 | 1 => {
+                task.sequence += 1;
+                let sequence = task.sequence;
+                self.outbox.push_back(Input::Renew {
+                    worker,
+                    token,
+                    sequence,
+                    progress: None,
+                });
+            }
+            2 => {
+                let class = [ErrorClass::Internal, ErrorClass::Invalid, ErrorClass::Cancelled][choice % 3];
+                let failure = failure(class);
+                self.end(token);
+                self.outbox.push_back(Input::Failed {
+                    worker,
+                    token,
+                    failure,
+                    lost: None,
+                });
+            }
+            4 => {
+                let inputs = &task.offer.inputs;
+                let lost = inputs.get(choice % inputs.len().max(1)).map(|input| input.payload.id);
+                let failure = failure(ErrorClass::Unavailable);
+                if lost.is_some() {
+                    self.end(token);
+                    self.outbox.push_back(Input::Failed {
+                        worker,
+                        token,
+                        failure,
+                        lost,
+                    });
+                }
+            }
+            _ if task.offer.output.publish && task.published.is_none() => {
+                let (id, stored) = (new_id(), task.offer.output.stored);
+                task.published = Some((id, stored));
+                if !stored {
+                    self.holding.insert(id, token);
+                }
+                let payload = payload_info(id, stored);
+                self.outbox.push_back(Input::Published { worker, token, payload });
+                return stored.then_some(id);
+            }
+            _ => {
+                task.completed = true;
+                self.outbox.push_back(completed(worker, token));
+            }
+        }
+        None
+    }
+
+    fn end(&mut self, token: Token) {
+        self.tasks.remove(&token);
+        self.holding.retain(|_, owner| *owner != token);
+    }
+
+    /// The stream broke: what was on its way is lost, and so are the offers.
+    pub(super) fn cut(&mut self) {
+        self.link = Link::Down;
+        self.inbox.clear();
+        self.outbox.clear();
+        self.offers.clear();
+    }
+
+    /// What is said again once the stream is up: publications and completions that were not answered.
+    pub(super) fn say_again(&mut self) {
+        let worker = self.incarnation;
+        for (token, task) in &self.tasks {
+            let token = *token;
+            if let Some((id, stored)) = task.published {
+                let payload = payload_info(id, stored);
+                self.outbox.push_back(Input::Published { worker, token, payload });
+            }
+            if task.completed {
+                self.outbox.push_back(completed(worker, token));
+            }
+        }
+    }
+}

@@ -1,0 +1,343 @@
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use stagewire_core::{Incarnation, JobId, PayloadId};
+use stagewire_sched::{DrainScope, Effect, Holder, Input, Limits, Topology};
+
+use super::agent::{Agent, Link};
+use crate::world::{World, worker_info};
+
+/// One thing that happens. Numbers choose among what is there.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Op {
+    Submit,
+    Cancel(u8),
+    /// A worker process starts and attaches.
+    Start(u8, u32),
+    /// A message of a worker reaches the scheduler.
+    Deliver(u8),
+    /// A message of the scheduler reaches a worker.
+    Hear(u8),
+    /// A worker does something.
+    Act(u8, u8),
+    /// A message of a worker is sent twice.
+    Repeat(u8),
+    /// Two messages of a worker overtake each other.
+    Swap(u8),
+    /// A message that was delivered long ago comes again.
+    Stale(u8),
+    /// A stream breaks, and the server notices.
+    Break(u8),
+    /// A worker attaches again, whether or not its stream was lost.
+    Reconnect(u8),
+    /// A worker dies, and the server notices.
+    Die(u8),
+    /// A worker dies, and the server sees no more than a stream that says nothing.
+    DieUnnoticed(u8),
+    /// The server dies and starts again.
+    Restart,
+    /// Somebody says that a payload is gone.
+    LosePayload(u8),
+    Drain(u8),
+    /// Milliseconds pass.
+    Wait(u64),
+}
+
+pub(super) struct Model {
+    world: World,
+    agents: Vec<Agent>,
+    jobs: Vec<JobId>,
+    /// What the store holds.
+    store: BTreeSet<PayloadId>,
+    /// Messages that were delivered.
+    past: VecDeque<Input>,
+    stages: Vec<String>,
+}
+
+impl Model {
+    pub(super) fn new(topology: Topology, limits: Limits) -> Self {
+        Self {
+            stages: topology.stages().iter().map(|stage| stage.name.to_string()).collect(),
+            world: World::with_limits(topology, limits),
+            agents: Vec::new(),
+            jobs: Vec::new(),
+            store: BTreeSet::new(),
+            past: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn step(&mut self, op: Op) {
+        let agent = |pick: u8, agents: &[Agent]| (!agents.is_empty()).then(|| usize::from(pick) % agents.len());
+        match op {
+            Op::Submit => {
+                let job = self.world.submit();
+                self.jobs.push(job);
+            }
+            Op::Cancel(pick) => {
+                if let Some(job) = self.jobs.get(usize::from(pick) % self.jobs.len().max(1)).copied() {
+                    self.input(Input::Cancel { job });
+                }
+            }
+            Op::Start(pick, slots) => {
+                if self.agents.len() < 12 {
+                    let stage = self.stages[usize::from(pick) % self.stages.len()].clone();
+                    let incarnation = Incarnation(self.world.id());
+                    self.agents.push(Agent::new(incarnation, &stage, slots));
+                    self.attach(self.agents.len() - 1);
+                }
+            }
+            Op::Wait(millis) => self.world.wait(Duration::from_millis(millis)),
+            Op::Restart => self.restart(),
+            Op::LosePayload(pick) => {
+                let known: Vec<_> = self
+                    .agents
+                    .iter()
+                    .flat_map(|agent| agent.holding.keys())
+                    .chain(&self.store)
+                    .collect();
+                if let Some(payload) = known
+                    .get(usize::from(pick) % known.len().max(1))
+                    .map(|payload| **payload)
+                {
+                    self.input(Input::PayloadLost { payload });
+                }
+            }
+            Op::Stale(pick) => {
+                if let Some(input) = self.past.get(usize::from(pick) % self.past.len().max(1)).cloned() {
+                    self.input(input);
+                }
+            }
+            Op::Deliver(pick) => _ = agent(pick, &self.agents).map(|at| self.deliver(at)),
+            Op::Hear(pick) => _ = agent(pick, &self.agents).map(|at| self.hear(at)),
+            Op::Act(pick, what) => _ = agent(pick, &self.agents).map(|at| self.act(at, what)),
+            Op::Repeat(pick) => {
+                if let Some(at) = agent(pick, &self.agents)
+                    && let Some(last) = self.agents[at].outbox.back().cloned()
+                {
+                    self.agents[at].outbox.push_back(last);
+                }
+            }
+            Op::Swap(pick) => {
+                if let Some(at) = agent(pick, &self.agents)
+                    && self.agents[at].outbox.len() > 1
+                {
+                    self.agents[at].outbox.swap(0, 1);
+                }
+            }
+            Op::Break(pick) => {
+                if let Some(at) = agent(pick, &self.agents) {
+                    self.agents[at].cut();
+                    let worker = self.agents[at].incarnation;
+                    self.input(Input::WorkerAway { worker });
+                }
+            }
+            Op::Reconnect(pick) => _ = agent(pick, &self.agents).map(|at| self.attach(at)),
+            Op::Die(pick) => {
+                if let Some(at) = agent(pick, &self.agents) {
+                    let worker = self.agents.remove(at).incarnation;
+                    self.input(Input::WorkerLost { worker });
+                }
+            }
+            Op::DieUnnoticed(pick) => _ = agent(pick, &self.agents).map(|at| self.agents.remove(at)),
+            Op::Drain(pick) => {
+                if let Some(at) = agent(pick, &self.agents) {
+                    let scope = DrainScope::Worker(self.agents[at].incarnation);
+                    self.input(Input::Drain { scope });
+                }
+            }
+        }
+        self.carry();
+    }
+
+    /// An input that may well be refused.
+    fn input(&mut self, input: Input) {
+        if !matches!(
+            input,
+            Input::WorkerAttached { .. } | Input::WorkerLost { .. } | Input::WorkerAway { .. }
+        ) {
+            self.past.push_back(input.clone());
+            self.past.truncate(64);
+        }
+        let sender = sender(&input);
+        if self.world.step(input).is_err()
+            && let Some((worker, token)) = sender
+        {
+            // As the server does.
+            let failure = crate::world::failure(stagewire_core::ErrorClass::Fenced);
+            self.world.effects.push(Effect::Refused { worker, token, failure });
+        }
+        self.carry();
+    }
+
+    /// Puts effects into the inboxes of those whose stream is up. The store hears at once.
+    fn carry(&mut self) {
+        for effect in self.world.take() {
+            match &effect {
+                Effect::Release {
+                    holder: Holder::Store,
+                    payload,
+                } => _ = self.store.remove(payload),
+                Effect::Evict { worker, .. } => self.agents.retain(|agent| agent.incarnation != *worker),
+                _ => {
+                    let addressee = addressee(&effect);
+                    let agent = self
+                        .agents
+                        .iter_mut()
+                        .find(|agent| Some(agent.incarnation) == addressee);
+                    if let Some(agent) = agent.filter(|agent| agent.link == Link::Up) {
+                        agent.inbox.push_back(effect);
+                    }
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, at: usize) {
+        if self.agents[at].link == Link::Up
+            && let Some(input) = self.agents[at].outbox.pop_front()
+        {
+            self.input(input);
+        }
+    }
+
+    fn hear(&mut self, at: usize) {
+        if let Some(effect) = self.agents[at].inbox.pop_front() {
+            self.agents[at].hear(effect);
+        }
+    }
+
+    fn act(&mut self, at: usize, what: u8) {
+        let world = &mut self.world;
+        let stored = self.agents[at].act(what, || PayloadId(world.id()));
+        self.store.extend(stored);
+    }
+
+    fn attach(&mut self, at: usize) {
+        let agent = &mut self.agents[at];
+        agent.cut();
+        agent.link = Link::Up;
+        let input = Input::WorkerAttached {
+            worker: worker_info(agent.incarnation, &agent.stage, agent.slots),
+            running: agent.tasks.keys().copied().collect(),
+            holding: agent.holding.keys().copied().collect(),
+        };
+        agent.say_again();
+        self.world.does(input);
+        self.carry();
+    }
+
+    fn restart(&mut self) {
+        for agent in &mut self.agents {
+            agent.cut();
+        }
+        self.store.clear();
+        self.past.clear();
+        self.world.restart();
+        self.carry();
+    }
+
+    /// The faults stop: workers that live attach and do their work, each stage has one, and time passes.
+    pub(super) fn finish(&mut self) {
+        for at in 0..self.agents.len() {
+            self.attach(at);
+        }
+        for stage in self.stages.clone() {
+            let incarnation = Incarnation(self.world.id());
+            self.agents.push(Agent::new(incarnation, &stage, 1));
+            self.attach(self.agents.len() - 1);
+        }
+        let start = self.world.now;
+        while !self.is_over() {
+            self.work();
+            assert!(
+                self.world.now.since(start) < Duration::from_secs(3_600),
+                "it does not end: {:#?}",
+                self.world
+                    .sched
+                    .jobs()
+                    .filter(|job| job.ended().is_none())
+                    .collect::<Vec<_>>()
+            );
+        }
+        self.work();
+        assert_eq!(self.world.sched.live_payloads(), 0);
+        assert_eq!(self.store, BTreeSet::new(), "left in the store");
+        for agent in &self.agents {
+            let left: Vec<_> = agent.holding.keys().collect();
+            assert!(
+                left.is_empty(),
+                "worker {} of {} still holds {left:?}",
+                agent.incarnation,
+                agent.stage
+            );
+            assert!(
+                agent.tasks.is_empty(),
+                "worker {} still runs something",
+                agent.incarnation
+            );
+        }
+        self.restart();
+        assert!(self.is_over(), "what has ended stays so");
+    }
+
+    fn is_over(&self) -> bool {
+        self.world.sched.jobs().all(|job| job.ended().is_some())
+    }
+
+    /// All messages arrive, everybody does what there is to do, half a second passes.
+    fn work(&mut self) {
+        for _ in 0..8 {
+            for at in 0..self.agents.len() {
+                // Accept, publish, complete; never fail.
+                for what in [3, 19, 5] {
+                    self.act(at, what);
+                    self.act(at, what + 16);
+                }
+            }
+            let mut at = 0;
+            while at < self.agents.len() {
+                let incarnation = self.agents[at].incarnation;
+                while self
+                    .agents
+                    .get(at)
+                    .is_some_and(|agent| agent.incarnation == incarnation && !agent.outbox.is_empty())
+                {
+                    self.deliver(at);
+                }
+                while self.agents.get(at).is_some_and(|agent| !agent.inbox.is_empty()) {
+                    self.hear(at);
+                }
+                at += 1;
+            }
+        }
+        self.world.wait(Duration::from_millis(500));
+        self.carry();
+    }
+}
+
+fn sender(input: &Input) -> Option<(Incarnation, stagewire_core::Token)> {
+    match input {
+        Input::Accept { worker, token }
+        | Input::Renew { worker, token, .. }
+        | Input::Published { worker, token, .. }
+        | Input::Completed { worker, token, .. } => Some((*worker, *token)),
+        _ => None,
+    }
+}
+
+fn addressee(effect: &Effect) -> Option<Incarnation> {
+    match effect {
+        Effect::Offer(offer) => Some(offer.worker),
+        Effect::Grant { worker, .. }
+        | Effect::CancelAttempt { worker, .. }
+        | Effect::Accepted { worker, .. }
+        | Effect::Refused { worker, .. }
+        | Effect::Drain { worker }
+        | Effect::Evict { worker, .. } => Some(*worker),
+        Effect::Release {
+            holder: Holder::Worker(worker),
+            ..
+        } => Some(*worker),
+        Effect::Release { .. } | Effect::Job(_) => None,
+    }
+}
