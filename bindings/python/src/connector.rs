@@ -75,6 +75,12 @@ impl Connector {
         })
     }
 
+    /// Says where the store is; see `HostStore.address`.
+    fn set_store(&self, py: Python<'_>, address: &[u8]) -> PyResult<()> {
+        self.inner.set_store(Some(crate::store::read_address(py, address)?));
+        Ok(())
+    }
+
     /// Moves a payload of this process into the store and returns the store's handle.
     fn store(&self, py: Python<'_>, handle: &Handle, deadline: f64) -> PyResult<Handle> {
         let within = seconds(py, Some(deadline))?.unwrap_or_default();

@@ -14,6 +14,7 @@ mod handle;
 mod payload;
 mod reaper;
 mod runtime;
+mod store;
 mod tensor;
 mod worker;
 
@@ -31,6 +32,8 @@ mod _native {
     use super::consumer::Consumer;
     #[pymodule_export]
     use super::handle::Handle;
+    #[pymodule_export]
+    use super::store::HostStore;
     #[pymodule_export]
     use super::tensor::Tensor;
     #[pymodule_export]

@@ -19,7 +19,7 @@ import peer
 import pytest
 import torch
 from stagewire import errors
-from stagewire.diffusion import DiffusionConnector, StageHandle, StagePayload
+from stagewire.diffusion import DiffusionConnector, HostStore, StageHandle, StagePayload
 from test_dlpack import DTYPES, NOT_IN_NUMPY, random_bits
 
 if TYPE_CHECKING:
@@ -544,3 +544,47 @@ def test_only_what_is_used_is_imported(run_dir: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_store_keeps_what_its_producer_forgot(run_dir: Path, other: Peer, how: str, count: int) -> None:
+    source = random_bits("bfloat16", (2, 9, 3))
+    expected = peer.bits(source)
+    with HostStore("16MiB", run_dir=run_dir) as store:
+        with DiffusionConnector("p", "store", run_dir=run_dir) as conn:
+            handle = conn.publish(StagePayload(request_id="r", tensor=source, chunk_dim=1, num_chunks=count))
+            assert handle.mode == "store"
+            assert conn.live() == []
+            source.zero_()
+        assert store.live() == [handle.payload_id]
+        assert store.usage()[0] >= 108
+        found = other(peer.consume, handle.to_bytes(), how, framework=None if "dst" in how else "torch")
+        if how.startswith("fetch"):
+            assert found == ("bfloat16", (2, 9, 3), expected)
+        else:
+            assert len(found) == count
+        wait_for(lambda: store.live() == [], "it was consumed")
+        wait_for(lambda: store.usage() == (0, 16 << 20), "its bytes are free")
+    assert not (run_dir / "store.peer").exists()
+
+
+def test_no_store_and_full_stores(run_dir: Path) -> None:
+    with DiffusionConnector("p", "store", run_dir=run_dir, deadline=0.2) as conn:
+        payload = StagePayload(request_id="r", tensor=torch.zeros(1 << 19))
+        with pytest.raises(errors.Unavailable, match="no store runs in") as caught:
+            conn.publish(payload)
+        assert caught.value.reason == "store.none"
+        with HostStore("1MiB", run_dir=run_dir) as store:
+            with pytest.raises(errors.Invalid, match=r"2\.0 MiB is larger than the whole store \(1\.0 MiB\)"):
+                conn.publish(payload)
+            kept = conn.publish(StagePayload(request_id="r", tensor=torch.zeros(150_000)))
+            with pytest.raises(errors.Exhausted) as full:
+                conn.publish(StagePayload(request_id="r", tensor=torch.zeros(150_000)))
+            assert store.live() == [kept.payload_id]
+            assert kept.payload_id in str(full.value), "it says what holds the space"
+        with pytest.raises(errors.Unsupported, match="a store takes complete payloads"):
+            conn.open(payload)
+        assert conn.live() == []
+        stats = conn.stats()
+        assert (stats["live_payloads"], stats["regions"]) == (0, 0), "nothing leaked"

@@ -39,9 +39,9 @@ def parameters(node: ast.FunctionDef) -> list[tuple[str, str, bool]]:
 
 
 def real_parameters(function: Any) -> list[tuple[str, str, bool]]:
-    kinds = {inspect.Parameter.KEYWORD_ONLY: "named"}
+    named = inspect.Parameter.KEYWORD_ONLY
     return [
-        (p.name, kinds.get(p.kind, "plain"), p.default is not inspect.Parameter.empty)
+        (p.name, "named" if p.kind is named else "plain", p.default is not inspect.Parameter.empty)
         for p in inspect.signature(function).parameters.values()
         if p.name not in {"self", "cls"}
     ]

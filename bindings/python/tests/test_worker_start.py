@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,21 @@ def test_a_setup_that_raises(folder: Path, run_dir: Path) -> None:
     assert done.returncode == 1
     assert "pipeline.py:8 raised while stage 'decode' was set up: ZeroDivisionError" in done.stderr
     assert not run_dir.exists(), "it did not attach before its model was loaded"
+
+
+def test_sigterm_while_it_looks_for_a_server(folder: Path, run_dir: Path) -> None:
+    command = [sys.executable, "-m", "stagewire.worker", "--pipeline", str(folder / "pipeline.py"), "--stage", "encode"]
+    with subprocess.Popen([*command, "--run-dir", str(run_dir)], stderr=subprocess.PIPE, text=True) as worker:
+        peers = run_dir / "peers"
+        deadline = time.monotonic() + 30
+        while not (peers.is_dir() and len(list(peers.iterdir())) == 2):
+            assert time.monotonic() < deadline, "it did not begin to attach"
+            time.sleep(0.005)
+        worker.terminate()
+        _, talk = worker.communicate(timeout=10)
+    assert worker.returncode == 128 + signal.SIGTERM, talk
+    assert "Traceback" not in talk
+    assert not list(peers.iterdir()), "no socket is left"
 
 
 def test_no_pipeline(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ for chunk in conn.consume(handle, dst=dst):     # views of dst; without dst, rea
     vae.decode_chunk(chunk)
 ```
 
-Both processes are on one host and use the same run directory. Nothing here needs a server.
+Both processes are on one host and use the same run directory. Nothing here needs a server. For
+``transfer_mode="store"`` some process of the host keeps a `HostStore`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from . import _rundir, errors
+from . import _native, _rundir, errors
 from ._bundle import Imported
 from ._consume import Destinations, Reader
 from ._native import Connector, Handle, Publication, parse_bytes
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from ._bundle import Framework
 
-__all__ = ["DiffusionConnector", "StageHandle", "StagePayload", "StreamingPublish", "TransferMode"]
+__all__ = ["DiffusionConnector", "HostStore", "StageHandle", "StagePayload", "StreamingPublish", "TransferMode"]
 
 TransferMode: TypeAlias = Literal["p2p", "store"]
 """``p2p``: the consumer reads the producer's memory. ``store``: a store takes a copy, and the producer is free."""
@@ -273,7 +274,8 @@ class DiffusionConnector:
 
     Args:
         role: Name of this stage: 1 to 64 of a-z, 0-9, ``-`` and ``_``.
-        transfer_mode: ``p2p`` or ``store``.
+        transfer_mode: ``p2p``: consumers read this process's memory. ``store``: a `HostStore` of the same run directory
+            takes a copy, so that this process may change or free the tensors, or end, once `publish` has returned.
         run_dir: Folder through which processes find each other; default ``STAGEWIRE_RUN_DIR``, else the usual place.
         arena_bytes: Most bytes of shared memory, as a number or as ``"512MiB"``.
         deadline: Seconds that a consumer waits for bytes, and that a store may take.
@@ -305,7 +307,8 @@ class DiffusionConnector:
         self._copies = 0
         self._copied_bytes = 0
         size = parse_bytes(str(arena_bytes))
-        self._native = Connector(str(_rundir.find(run_dir)), role, arena_bytes=size, borrow=borrow)
+        self._run_dir = _rundir.find(run_dir)
+        self._native = Connector(self._run_dir, role, arena_bytes=size, borrow=borrow)
 
     def publish(self, payload: StagePayload, *, strict: bool = False, expires: float | None = None) -> StageHandle:
         """Publishes a payload; every chunk is visible at once.
@@ -319,8 +322,11 @@ class DiffusionConnector:
         Raises:
             Invalid: Names, tensors, kind, metadata or cut are not allowed; the message has both values.
             Unsupported: A tensor is not in host memory, or of a dtype that nobody here knows.
-            Exhausted: The shared memory is full.
+            Exhausted: The shared memory, or the store, is full.
+            Unavailable: The mode is ``store`` and no `HostStore` runs in this run directory.
         """
+        if self.transfer_mode == "store":
+            self._native.set_store(_rundir.store(self._run_dir))
         publication = self._publish(payload, strict=strict, expires=expires, open_=False)
         handle = StageHandle(publication.handle, publication)
         if self.transfer_mode == "p2p":
@@ -442,6 +448,51 @@ class DiffusionConnector:
 
     def close(self) -> None:
         """Releases every payload and ends every connection. Calling it again does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class HostStore:
+    """Keeps payloads in the shared memory of this process, apart from the processes that made them.
+
+    Connectors with ``transfer_mode="store"`` find it through the run directory. What is in it is lost when it is closed
+    or its process ends.
+
+    Args:
+        capacity: Most bytes of payloads, as a number or as ``"512MiB"``. A full store refuses with `Exhausted`.
+        run_dir: As for `DiffusionConnector`. One store per run directory; a later one takes over from an earlier one.
+
+    Raises:
+        Invalid: The size is not allowed.
+        Unavailable: The run directory cannot be used.
+    """
+
+    def __init__(self, capacity: int | str = "1GiB", *, run_dir: str | os.PathLike[str] | None = None) -> None:
+        self._run_dir = _rundir.find(run_dir)
+        self._native = _native.HostStore(self._run_dir, parse_bytes(str(capacity)))
+        self._address = self._native.address
+        _rundir.announce_store(self._run_dir, self._address)
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes in use, and most bytes."""
+        return self._native.usage()
+
+    def live(self) -> list[str]:
+        """Ids of the payloads in the store."""
+        return self._native.live()
+
+    def stats(self) -> dict[str, int]:
+        """Numbers, as those of `DiffusionConnector.stats`."""
+        return self._native.stats()
+
+    def close(self) -> None:
+        """Drops every payload. Calling it again does nothing."""
+        _rundir.withdraw_store(self._run_dir, self._address)
         self._native.close()
 
     def __enter__(self) -> Self:

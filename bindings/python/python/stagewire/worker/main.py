@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     log_to_stderr()
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         given = options.parse(arguments)
         return _run(given)
@@ -52,8 +53,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exception(error.__cause__)
         LOG.error("%s", error)
         return USAGE if error.error_class in {"invalid", "not_found"} else FAILED
+    except _Terminated:
+        # Before there was anything to finish.
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+class _Terminated(BaseException):
+    """SIGTERM came before the worker was ready."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise _Terminated
 
 
 def _run(given: Options) -> int:

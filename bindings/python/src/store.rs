@@ -1,0 +1,75 @@
+//! `HostStore`: a store in the shared memory of this process, for connectors of mode `store`.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use stagewire_connector::{ConnectorOptions, StartError, StoreService};
+use stagewire_core::{ByteCount, Peer, StageName};
+use stagewire_store::{Store, TokenGate};
+
+use crate::connector::stats;
+use crate::error::{invalid, raise_from};
+use crate::runtime::wait;
+
+/// Shared memory beyond the bound of the store: what rounding and pieces between payloads may cost.
+const SLACK: u64 = 64 << 20;
+
+/// Keeps payloads apart from the processes that made them.
+#[pyclass(module = "stagewire._native", frozen)]
+pub(crate) struct HostStore {
+    connector: Arc<stagewire_connector::Connector>,
+    service: Arc<StoreService>,
+}
+
+#[pymethods]
+impl HostStore {
+    #[new]
+    fn new(py: Python<'_>, run_dir: std::path::PathBuf, capacity: u64) -> PyResult<Self> {
+        let role = StageName::new("store").expect("the name is allowed");
+        let options = ConnectorOptions {
+            arena_limit: ByteCount(capacity.saturating_add(SLACK)),
+            ..ConnectorOptions::new(run_dir, role)
+        };
+        let started = wait(py, async {
+            let connector = stagewire_connector::Connector::start(options).await?;
+            let gate = Arc::new(TokenGate::open());
+            let store = stagewire_store::HostStore::new(connector.host(), ByteCount(capacity), gate);
+            let service = StoreService::serve(&connector, store);
+            Ok::<_, StartError>((connector, service))
+        })?;
+        let (connector, service) = started.map_err(|error| raise_from(py, &error))?;
+        Ok(Self { connector, service })
+    }
+
+    /// How connectors reach it.
+    #[getter]
+    fn address<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let peer = postcard::to_stdvec(self.connector.peer()).expect("a peer has nothing that postcard cannot encode");
+        PyBytes::new(py, &peer)
+    }
+
+    /// (bytes used, most bytes).
+    fn usage(&self) -> (u64, u64) {
+        let usage = self.service.store().usage();
+        (usage.used().0, usage.limit.0)
+    }
+
+    fn live(&self) -> Vec<String> {
+        self.connector.live().iter().map(ToString::to_string).collect()
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        stats(py, &self.connector)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        wait(py, self.connector.close())
+    }
+}
+
+/// Reads what [`HostStore::address`] gave.
+pub(crate) fn read_address(py: Python<'_>, address: &[u8]) -> PyResult<Peer> {
+    postcard::from_bytes(address)
+        .map_err(|error| invalid(py, "store.address", format!("this is not the address of a store: {error}")))
+}
