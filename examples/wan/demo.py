@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import stagewire
 
-from deployment import DemoError, Deployment
+from serving import DemoError, Deployment
 from watch import Waiting, Watch, human
 
 HERE = Path(__file__).resolve().parent
