@@ -230,7 +230,7 @@ fn read_word(pid: u32, address: u64) -> io::Result<u64> {
 /// Tries whether the kernel lets this process read others: first the system call, on itself, then the settings that
 /// forbid to read a process that is not a descendant.
 pub(crate) fn probe_self(canary: &u64) -> Result<(), CmaUnavailable> {
-    let unavailable = |reason: String| CmaUnavailable { reason };
+    let unavailable = CmaUnavailable::new;
     match read_word(std::process::id(), std::ptr::from_ref(canary).addr() as u64) {
         Ok(word) if word == *canary => {}
         Ok(_) => return Err(unavailable("process_vm_readv returned other bytes".to_owned())),

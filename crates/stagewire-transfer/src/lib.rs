@@ -1,4 +1,85 @@
 //! Moves registered memory between processes.
+//!
+//! *What it is.* The [`Transport`] trait and two transports of one host. With `shm`, payloads lie in the producer's
+//! [`Arena`], and consumers map them read-only or copy them out. With `cma`, they lie anywhere in the producer's memory,
+//! and consumers copy them with `process_vm_readv`. A [`Host`] is what a process needs once: arena, region table, and
+//! the socket at which peers pin regions. `conformance` (feature `conformance`) checks any transport.
+//!
+//! *What it is not.* It knows no tensors, chunks or jobs, only bytes and strided records; it reaches no other host and
+//! no device memory.
+//!
+//! # How a transfer goes
+//!
+//! The owner registers memory and hands out a [`RegionRef`](stagewire_core::RegionRef): number, generation, and a
+//! 128-bit capability. The reader connects to the owner's data socket (`SOCK_SEQPACKET`, in a directory of mode 0700,
+//! same user only, same incarnation as expected), pins the region, and copies or maps it, all on its own: the owner's
+//! program is not involved. After a copy it asks the owner to confirm that the pin was held; only then do the bytes
+//! count. The descriptor of an arena segment goes over the socket once; mappings are kept per segment.
+//!
+//! # Guarantees
+//!
+//! - A pull gives exact bytes or a typed error, and after an error no byte of its batch counts as written ([`Target`]).
+//! - Registered memory goes only when its region is released and every pin has ended: by the reader's word, or by its
+//!   death, seen at once through a pidfd. Where the end of a reader cannot be told, its memory is never reused.
+//! - The death of a peer ends all its transfers with an error, at once; its silence does so by the deadline.
+//! - Readers cannot write to a segment, and nobody can shrink it under them: it is sealed.
+//! - Futures may be dropped at any time. Copies run on blocking threads, except small ones.
+//! - `kill -9` leaves nothing behind but a socket file, which [`sweep`] removes. Segments have no name.
+//!
+//! # Non-guarantees
+//!
+//! - A segment holds many payloads, and a reader of one can see the others: processes of one user trust each other.
+//!   Capabilities keep mistakes apart, not attackers of the same user.
+//! - The owner's promise not to change announced bytes is not enforced ([`Borrowed::new`], [`ExtentMut::open`]).
+//! - Bytes are not hashed. On one host they do not pass through anything that could change them.
+//! - A fork of a process does not inherit its host.
+//!
+//! # Example
+//!
+//! ```
+//! use stagewire_core::{ByteCount, Incarnation, Peer, Record};
+//! use stagewire_transfer::{
+//!     ConnectOptions, Host, HostOptions, RegisterOptions, Target, TransferOptions,
+//! };
+//! # use uuid::Uuid;
+//!
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! # let parent = tempfile::tempdir()?;
+//! # let dir = parent.path().join("peers");
+//! let host = async |incarnation| {
+//!     let arena_limit = ByteCount(64 << 20);
+//!     Host::start(HostOptions { dir: dir.clone(), incarnation, arena_limit }).await
+//! };
+//! // In practice, these two are different processes.
+//! let producer = host(Incarnation(Uuid::new_v4())).await?;
+//! let consumer = host(Incarnation(Uuid::new_v4())).await?;
+//!
+//! let mut latent = producer.arena().allocate(1000)?;
+//! latent.fill(7);
+//! let region = producer.shm().register(latent.freeze().into(), RegisterOptions::default())?;
+//!
+//! // What the consumer is told, through a queue or a socket of its own.
+//! let peer = Peer {
+//!     incarnation: producer.incarnation(),
+//!     process: producer.process(),
+//!     socket: String::new(),
+//!     transports: vec![producer.shm().address()],
+//! };
+//! let reference = region.reference();
+//!
+//! let remote = consumer.shm().connect(&peer, ConnectOptions::default()).await?;
+//! let pinned = remote.pin(&reference, TransferOptions::default()).await?;
+//! assert_eq!(pinned.map().await?[999], 7);
+//!
+//! // 10 rows of 50 bytes, 100 bytes apart, packed.
+//! let rows = Record { src_offset: 0, dst_offset: 0, width: 50, rows: 10, src_pitch: 100, dst_pitch: 50 };
+//! let target = Target::allocate(500)?;
+//! pinned.pull(&[rows], &target, TransferOptions::default()).await?;
+//! assert_eq!(target.as_slice()?, [7; 500]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![expect(
     unsafe_code,

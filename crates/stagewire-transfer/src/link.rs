@@ -1,25 +1,26 @@
 //! The reader's side of the data socket: one connection per peer, shared by its transports.
 
+mod answer;
 mod connect;
+mod grip;
 mod segment;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use stagewire_core::{Incarnation, ProcessRef, RegionRef};
+use stagewire_core::{Incarnation, ProcessRef};
 use tokio::sync::{Notify, oneshot, watch};
 
 pub(crate) use connect::Links;
+pub(crate) use grip::Grip;
 pub(crate) use segment::PeerSegment;
 
 use crate::host::Counters;
 use crate::process::ProcessWatch;
-use crate::wire::{self, Kind, MAX_FRAME, Place, Received, Refusal, Reply, Request, Socket};
+use crate::wire::{self, MAX_FRAME, Received, Refusal, Request, Socket};
 use crate::{TransferError, TransferOptions};
 
 /// How long a closed connection is watched for the death behind it, so that the error names it.
@@ -55,18 +56,6 @@ struct Pending {
 enum Waiting {
     Pin(oneshot::Sender<Result<Grip, Refusal>>),
     Confirm(oneshot::Sender<Result<(), Refusal>>),
-}
-
-/// A pin at the peer; ends when dropped.
-pub(crate) struct Grip {
-    link: Arc<Link>,
-    pin: u64,
-    /// Where the region is.
-    place: Place,
-    /// The segment it is in, for shared memory.
-    segment: Option<Arc<PeerSegment>>,
-    region: u64,
-    len: u64,
 }
 
 impl Link {
@@ -141,75 +130,6 @@ impl Link {
         }
     }
 
-    /// Pins a region of the peer.
-    pub(crate) async fn pin(
-        self: &Arc<Self>,
-        kind: Kind,
-        region: &RegionRef,
-        options: &TransferOptions,
-    ) -> Result<Grip, TransferError> {
-        let peer = self.peer;
-        if region.transport != kind.name() {
-            return Err(TransferError::Transport {
-                peer,
-                region: region.region,
-                registered: region.transport.clone(),
-                used: kind.name(),
-            });
-        }
-        let granted = async {
-            let (answer, answered) = oneshot::channel();
-            let request = self.expect(Waiting::Pin(answer))?;
-            self.send(&Request::Pin {
-                request,
-                kind,
-                region: region.region,
-                generation: region.generation,
-                capability: region.capability,
-            })
-            .await?;
-            answered.await.map_err(|_| self.peer_lost())
-        };
-        let granted = self.bounded("the pin", region.region, options, granted).await?;
-        let mut grip = granted.map_err(|refusal| self.refused(refusal, region, kind))?;
-        if grip.len != region.len {
-            return Err(TransferError::Length {
-                peer,
-                region: region.region,
-                wanted: region.len,
-                found: grip.len,
-            });
-        }
-        grip.region = region.region;
-        Ok(grip)
-    }
-
-    fn refused(&self, refusal: Refusal, region: &RegionRef, kind: Kind) -> TransferError {
-        let peer = self.peer;
-        let &RegionRef {
-            region,
-            generation: wanted,
-            ..
-        } = region;
-        match refusal {
-            Refusal::Unknown => TransferError::UnknownRegion { peer, region },
-            Refusal::Released | Refusal::NotHeld => TransferError::Released { peer, region },
-            Refusal::Generation { current } => TransferError::Generation {
-                peer,
-                region,
-                wanted,
-                current,
-            },
-            Refusal::Capability => TransferError::Capability { peer, region },
-            Refusal::Registered { kind: registered } => TransferError::Transport {
-                peer,
-                region,
-                registered: registered.name().to_owned(),
-                used: kind.name(),
-            },
-        }
-    }
-
     /// Enters a request into the books; its answer may come any time after.
     fn expect(&self, waiting: Waiting) -> Result<u64, TransferError> {
         let mut pending = lock(&self.pending);
@@ -229,20 +149,6 @@ impl Link {
             return Err(self.peer_lost());
         }
         Ok(())
-    }
-
-    /// Ends a pin. Never waits: it is called when values are dropped.
-    fn unpin(&self, pin: u64) {
-        if std::process::id() != self.owner {
-            return;
-        }
-        let frame = wire::encode(&Request::Unpin { pin });
-        if let Err(error) = self.socket.try_send(&frame)
-            && error.kind() == io::ErrorKind::WouldBlock
-        {
-            lock(&self.backlog).push_back(frame);
-            self.backlog_filled.notify_one();
-        }
     }
 
     /// Reads answers until the peer or this host ends the connection.
@@ -287,95 +193,6 @@ impl Link {
         let segments = std::mem::take(&mut *lock(&self.segments));
         drop(segments);
     }
-
-    fn answered(self: &Arc<Self>, frame: &[u8], descriptor: Option<OwnedFd>) -> Result<(), String> {
-        match wire::decode(frame).map_err(|error| error.to_string())? {
-            Reply::Pinned {
-                request,
-                pin,
-                place,
-                len,
-            } => {
-                // From here on, the pin ends when this is dropped.
-                let mut grip = Grip {
-                    link: self.clone(),
-                    pin,
-                    place,
-                    segment: None,
-                    region: 0,
-                    len,
-                };
-                if let Place::Segment {
-                    segment,
-                    segment_len,
-                    offset,
-                } = place
-                {
-                    let inside = offset.checked_add(len).is_some_and(|end| end <= segment_len);
-                    if !inside {
-                        return Err(format!("{len} bytes at {offset} of a segment of {segment_len} bytes"));
-                    }
-                    grip.segment = Some(self.segment(segment, segment_len, descriptor)?);
-                }
-                match self.take(request) {
-                    // Whoever asked may have stopped waiting: then the grip comes back and is dropped.
-                    Some(Waiting::Pin(answer)) => drop(answer.send(Ok(grip))),
-                    _ => return Err(format!("an answer to request {request}, which was not asked")),
-                }
-            }
-            Reply::Confirmed { request } => match self.take(request) {
-                Some(Waiting::Confirm(answer)) => drop(answer.send(Ok(()))),
-                _ => return Err(format!("an answer to request {request}, which was not asked")),
-            },
-            Reply::Refused { request, refusal } => match self.take(request) {
-                Some(Waiting::Pin(answer)) => drop(answer.send(Err(refusal))),
-                Some(Waiting::Confirm(answer)) => drop(answer.send(Err(refusal))),
-                None => return Err(format!("an answer to request {request}, which was not asked")),
-            },
-            Reply::Retired { segments } => {
-                let mut known = lock(&self.segments);
-                let gone: Vec<_> = segments.iter().filter_map(|id| known.remove(id)).collect();
-                drop(known);
-                drop(gone);
-            }
-        }
-        Ok(())
-    }
-
-    /// Who waits for the answer to a request.
-    fn take(&self, request: u64) -> Option<Waiting> {
-        lock(&self.pending).waiting.remove(&request)
-    }
-
-    /// The segment with this number: known already, or by the descriptor that just came.
-    fn segment(&self, id: u64, len: u64, descriptor: Option<OwnedFd>) -> Result<Arc<PeerSegment>, String> {
-        let mut known = lock(&self.segments);
-        if let Some(descriptor) = descriptor {
-            let segment = PeerSegment::new(descriptor, len, self.counters.clone());
-            let segment = Arc::new(segment.map_err(|error| error.to_string())?);
-            known.insert(id, segment.clone());
-            return Ok(segment);
-        }
-        match known.get(&id) {
-            Some(segment) if segment.len() == len => Ok(segment.clone()),
-            _ => Err(format!("segment {id} of {len} bytes was named without its descriptor")),
-        }
-    }
-
-    /// Waits until unpins are left over, and sends them.
-    ///
-    /// # Cancel safety
-    /// A frame leaves the backlog only once it is sent.
-    async fn flush(&self) {
-        let next = || lock(&self.backlog).front().cloned();
-        let Some(frame) = next() else {
-            self.backlog_filled.notified().await;
-            return;
-        };
-        // Where it fails, the connection is over, and with it the pins.
-        let _ = self.socket.send(&frame, None).await;
-        lock(&self.backlog).pop_front();
-    }
 }
 
 impl Drop for Link {
@@ -391,64 +208,6 @@ impl fmt::Debug for Link {
             .field("process", &self.process())
             .field("lost", &*self.lost.borrow())
             .finish_non_exhaustive()
-    }
-}
-
-impl Grip {
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.link
-    }
-
-    pub(crate) fn place(&self) -> Place {
-        self.place
-    }
-
-    pub(crate) fn segment(&self) -> Option<&Arc<PeerSegment>> {
-        self.segment.as_ref()
-    }
-
-    pub(crate) fn region(&self) -> u64 {
-        self.region
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Proves that the pin was held and its owner alive until now. Comes after a copy, and makes it count.
-    pub(crate) async fn confirm(&self) -> Result<(), TransferError> {
-        let link = &self.link;
-        if !link.is_alive() {
-            return Err(link.peer_lost());
-        }
-        let (answer, answered) = oneshot::channel();
-        let request = link.expect(Waiting::Confirm(answer))?;
-        let pin = self.pin;
-        link.send(&Request::Confirm { request, pin }).await?;
-        match answered.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(TransferError::Released {
-                peer: link.peer,
-                region: self.region,
-            }),
-            Err(_) => Err(link.peer_lost()),
-        }
-    }
-}
-
-impl Drop for Grip {
-    fn drop(&mut self) {
-        self.link.unpin(self.pin);
-    }
-}
-
-impl fmt::Debug for Grip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Grip(region {} of {}, {} bytes)",
-            self.region, self.link.peer, self.len
-        )
     }
 }
 

@@ -55,7 +55,8 @@ impl Target {
         Self::from_parts(ptr, len as u64, Keep::Owner(owner))
     }
 
-    /// Private memory, page-aligned, from a pool of buffers that were used before where one fits.
+    /// Private memory, page-aligned, from a pool of buffers that were used before where one fits. The pool keeps at most
+    /// 256 MiB of the process.
     ///
     /// # Errors
     /// [`TargetError::Memory`] where the system gives none.

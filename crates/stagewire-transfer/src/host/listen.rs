@@ -29,6 +29,8 @@ const UNNAMED_FOR: Duration = Duration::from_secs(10);
 /// The name of a listening socket in the file system, removed when it goes.
 pub(super) struct SocketFile {
     path: PathBuf,
+    /// A fork of this process must not remove it.
+    owner: u32,
     removed: AtomicBool,
 }
 
@@ -38,7 +40,7 @@ impl SocketFile {
     }
 
     pub(super) fn remove(&self) {
-        if !self.removed.swap(true, Ordering::AcqRel) {
+        if self.owner == std::process::id() && !self.removed.swap(true, Ordering::AcqRel) {
             // Gone already is as good.
             let _ = fs::remove_file(&self.path);
         }
@@ -54,8 +56,12 @@ impl Drop for SocketFile {
 /// Listens at `path` for packets.
 pub(super) fn data_socket(path: &Path) -> Result<(Listener, SocketFile), StartError> {
     let (listener, path) = listen_at(path, SocketType::SEQPACKET)?;
-    let removed = AtomicBool::new(false);
-    Ok((listener, SocketFile { path, removed }))
+    let file = SocketFile {
+        path,
+        owner: std::process::id(),
+        removed: AtomicBool::new(false),
+    };
+    Ok((listener, file))
 }
 
 /// Listens at `path` for streams, with the same care as for data sockets: the directory is made with mode 0700 or must

@@ -99,7 +99,7 @@ struct Pool {
     bytes: usize,
 }
 
-const POOL_LIMIT: usize = 512 << 20;
+const POOL_LIMIT: usize = 256 << 20;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool {
     free: BTreeMap::new(),

@@ -6,7 +6,10 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    recv, send,
+};
 use stagewire_core::{Classify, ErrorClass, Incarnation};
 use stagewire_transfer::{
     ConnectOptions, Host, HostOptions, RegisterOptions, RegisterProblem, StartError, TransferOptions, listen_unix,
@@ -141,6 +144,41 @@ async fn strangers_on_the_socket_disturb_nobody() {
         .pin(&region.reference(), TransferOptions::default())
         .await
         .expect("pinned");
+}
+
+/// A peer of another version, played by a bare socket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_of_another_version_is_told_apart() {
+    let (_parent, dir) = run_dir();
+    let (owner, reader) = (Host::start(options(&dir)).await.expect("starts"), start(&dir).await);
+    let target = peer(&owner);
+    owner.shutdown().await;
+    let flags = SocketFlags::CLOEXEC;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a socket");
+    bind(&listener, &SocketAddrUnix::new(dir.join(NAME)).expect("short")).expect("bound");
+    listen(&listener, 1).expect("listens");
+    let other = tokio::task::spawn_blocking(move || {
+        let socket = accept_with(&listener, flags).expect("accepted");
+        send(&socket, b"SWD\n\x02\x00whatever", SendFlags::NOSIGNAL).expect("sent");
+        // Until the reader has hung up.
+        let mut hello = [0; 256];
+        while recv(&socket, &mut hello, RecvFlags::empty()).is_ok_and(|(read, _)| read > 0) {}
+    });
+    let error = reader
+        .shm()
+        .connect(&target, ConnectOptions::default())
+        .await
+        .expect_err("another version");
+    assert_eq!(
+        (error.class(), error.reason()),
+        (ErrorClass::Unsupported, "connect.version"),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("version 2") && error.to_string().contains("version 1"),
+        "{error}"
+    );
+    other.await.expect("no panic");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,6 +4,7 @@ mod arena;
 mod child;
 mod conformance;
 mod directory;
+mod hand_over;
 mod process_death;
 mod stopped;
 mod support;

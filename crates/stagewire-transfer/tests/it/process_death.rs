@@ -79,7 +79,7 @@ async fn producer_dies_during_pulls(name: &str) {
         after_death(&reader, &*remote, pinned).await;
         child.gone().await;
         let connect = transport(&reader, name).connect(&peer, ConnectOptions::default()).await;
-        is_lost(&connect.err().expect("nobody is there"));
+        is_lost(&connect.expect_err("nobody is there"));
         assert_eq!(sweep(&dir).expect("readable").len(), 1);
         reader.shutdown().await;
         assert_eq!(std::fs::read_dir(&dir).expect("readable").count(), 0, "files were left");

@@ -1,0 +1,90 @@
+use std::io;
+use std::time::Duration;
+
+use stagewire_core::{Classify, ErrorClass, Incarnation};
+
+/// Why a peer could not be reached over a transport.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum ConnectError {
+    #[error("peer {peer} offers no {transport}; it offers {offered:?}")]
+    NotOffered {
+        peer: Incarnation,
+        transport: &'static str,
+        offered: Vec<String>,
+    },
+    #[error("the {transport} address of peer {peer} does not decode: {problem}")]
+    Address {
+        peer: Incarnation,
+        transport: &'static str,
+        problem: String,
+    },
+    #[error(
+        "peer {peer} is on another host or in another pid namespace; {transport} reaches only processes of this one"
+    )]
+    OtherHost { peer: Incarnation, transport: &'static str },
+    #[error("peer {peer} is gone: {how}")]
+    Gone { peer: Incarnation, how: String },
+    #[error("at {path} another process answers: expected peer {expected}, found {found}")]
+    Incarnation {
+        path: String,
+        expected: Incarnation,
+        found: Incarnation,
+    },
+    #[error("peer {peer} speaks version {found} of the data protocol, this build version {expected}")]
+    Version {
+        peer: Incarnation,
+        found: u16,
+        expected: u16,
+    },
+    #[error("the process behind {path} runs as user {found}, this one as {expected}")]
+    User { path: String, found: u32, expected: u32 },
+    #[error("peer {peer} refuses: {problem}")]
+    Refused { peer: Incarnation, problem: String },
+    #[error("this process may not read the memory of peer {peer} (pid {pid}): {reason}")]
+    Forbidden {
+        peer: Incarnation,
+        pid: u32,
+        reason: String,
+    },
+    #[error("peer {peer} did not answer within {after:?}")]
+    Deadline { peer: Incarnation, after: Duration },
+    #[error("cannot {what} for peer {peer}")]
+    Io {
+        peer: Incarnation,
+        what: &'static str,
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl Classify for ConnectError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::NotOffered { .. } | Self::OtherHost { .. } | Self::Version { .. } => ErrorClass::Unsupported,
+            Self::Address { .. } => ErrorClass::Invalid,
+            Self::Gone { .. } | Self::Incarnation { .. } | Self::Refused { .. } | Self::Io { .. } => {
+                ErrorClass::Unavailable
+            }
+            Self::User { .. } | Self::Forbidden { .. } => ErrorClass::Denied,
+            Self::Deadline { .. } => ErrorClass::Deadline,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::NotOffered { .. } => "connect.not_offered",
+            Self::Address { .. } => "connect.address",
+            Self::OtherHost { .. } => "connect.other_host",
+            Self::Gone { .. } => "peer.lost",
+            Self::Incarnation { .. } => "peer.incarnation",
+            Self::Version { .. } => "connect.version",
+            Self::User { .. } => "connect.user",
+            Self::Refused { .. } => "connect.refused",
+            Self::Forbidden { .. } => "cma.forbidden",
+            Self::Deadline { .. } => "connect.deadline",
+            Self::Io { .. } => "connect.io",
+        }
+    }
+}

@@ -1,0 +1,47 @@
+use std::io;
+use std::path::PathBuf;
+
+use stagewire_core::{Classify, ErrorClass};
+
+/// Why a [`Host`](crate::Host) did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum StartError {
+    #[error(
+        "the path of the data socket has {len} bytes, {}; a Unix socket allows {max}: choose a shorter run directory",
+        path.display()
+    )]
+    PathTooLong { path: PathBuf, len: usize, max: usize },
+    #[error("{} is not a directory that only this user can enter: {problem}; use `chmod 700` or another directory", path.display())]
+    Insecure { path: PathBuf, problem: String },
+    #[error("the data socket {} is in use by a living process", path.display())]
+    InUse { path: PathBuf },
+    #[error("cannot {what} {}", path.display())]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl Classify for StartError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::PathTooLong { .. } => ErrorClass::Invalid,
+            Self::Insecure { .. } => ErrorClass::Denied,
+            Self::InUse { .. } => ErrorClass::Conflict,
+            Self::Io { .. } => ErrorClass::Unavailable,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::PathTooLong { .. } => "socket.path_too_long",
+            Self::Insecure { .. } => "socket.insecure_directory",
+            Self::InUse { .. } => "socket.in_use",
+            Self::Io { .. } => "socket.io",
+        }
+    }
+}

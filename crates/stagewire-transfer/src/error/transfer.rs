@@ -1,0 +1,141 @@
+use std::collections::BTreeMap;
+use std::io;
+use std::time::Duration;
+
+use stagewire_core::{Classify, ErrorClass, Incarnation, RecordError};
+
+use super::TargetError;
+
+/// Why a pin, pull or map ended without success. No byte of the destination counts as written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum TransferError {
+    #[error("peer {peer} (pid {pid}) was lost: {how}")]
+    PeerLost { peer: Incarnation, pid: u32, how: String },
+    #[error("peer {peer} (pid {pid}) did not finish {what} of region {region} within {after:?}")]
+    Deadline {
+        peer: Incarnation,
+        pid: u32,
+        region: u64,
+        what: &'static str,
+        after: Duration,
+    },
+    #[error("peer {peer} has no region {region}")]
+    UnknownRegion { peer: Incarnation, region: u64 },
+    #[error("region {region} of peer {peer} was released")]
+    Released { peer: Incarnation, region: u64 },
+    #[error("region {region} of peer {peer} is at generation {current}, the reference names {wanted}")]
+    Generation {
+        peer: Incarnation,
+        region: u64,
+        wanted: u64,
+        current: u64,
+    },
+    #[error("the capability for region {region} of peer {peer} is wrong")]
+    Capability { peer: Incarnation, region: u64 },
+    #[error("region {region} of peer {peer} has {found} bytes, the reference says {wanted}")]
+    Length {
+        peer: Incarnation,
+        region: u64,
+        wanted: u64,
+        found: u64,
+    },
+    #[error("region {region} of peer {peer} is registered with {registered}, not with {used}")]
+    Transport {
+        peer: Incarnation,
+        region: u64,
+        registered: String,
+        used: &'static str,
+    },
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error("two records of the batch write destination byte {byte}")]
+    Overlap { byte: u64 },
+    #[error("the batch has {rows} rows, at most {max} are allowed; pull fewer, wider rows")]
+    TooManyRows { rows: u64, max: u64 },
+    #[error("the destination cannot take these records")]
+    Target(#[from] TargetError),
+    #[error(
+        "peer {peer} (pid {pid}) cannot be read at byte {offset} of region {region}: it registered memory that is not mapped"
+    )]
+    Unreadable {
+        peer: Incarnation,
+        pid: u32,
+        region: u64,
+        offset: u64,
+    },
+    #[error("{transport} cannot {ability}; {instead}")]
+    Unsupported {
+        transport: &'static str,
+        ability: &'static str,
+        instead: &'static str,
+    },
+    #[error("cannot {what} for region {region} of peer {peer}")]
+    Io {
+        peer: Incarnation,
+        region: u64,
+        what: &'static str,
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl Classify for TransferError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::PeerLost { .. } | Self::Io { .. } => ErrorClass::Unavailable,
+            Self::Deadline { .. } => ErrorClass::Deadline,
+            Self::UnknownRegion { .. } | Self::Released { .. } | Self::Generation { .. } => ErrorClass::NotFound,
+            Self::Capability { .. } => ErrorClass::Denied,
+            Self::Length { .. } | Self::Transport { .. } | Self::Overlap { .. } | Self::TooManyRows { .. } => {
+                ErrorClass::Invalid
+            }
+            Self::Record(error) => error.class(),
+            Self::Target(error) => error.class(),
+            Self::Unreadable { .. } => ErrorClass::Internal,
+            Self::Unsupported { .. } => ErrorClass::Unsupported,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::PeerLost { .. } => "peer.lost",
+            Self::Deadline { .. } => "transfer.deadline",
+            Self::UnknownRegion { .. } => "transfer.region_unknown",
+            Self::Released { .. } => "transfer.region_released",
+            Self::Generation { .. } => "transfer.generation",
+            Self::Capability { .. } => "transfer.capability",
+            Self::Length { .. } => "transfer.length",
+            Self::Transport { .. } => "transfer.transport",
+            Self::Record(error) => error.reason(),
+            Self::Overlap { .. } => "transfer.overlap",
+            Self::TooManyRows { .. } => "transfer.too_many_rows",
+            Self::Target(error) => error.reason(),
+            Self::Unreadable { .. } => "transfer.unreadable",
+            Self::Unsupported { .. } => "transfer.unsupported",
+            Self::Io { .. } => "transfer.io",
+        }
+    }
+
+    fn details(&self) -> BTreeMap<String, String> {
+        let (peer, region) = match self {
+            Self::PeerLost { peer, .. } => (peer, None),
+            Self::Deadline { peer, region, .. }
+            | Self::UnknownRegion { peer, region }
+            | Self::Released { peer, region }
+            | Self::Generation { peer, region, .. }
+            | Self::Capability { peer, region }
+            | Self::Length { peer, region, .. }
+            | Self::Transport { peer, region, .. }
+            | Self::Unreadable { peer, region, .. }
+            | Self::Io { peer, region, .. } => (peer, Some(region)),
+            _ => return BTreeMap::new(),
+        };
+        let mut details = BTreeMap::from([("peer".to_owned(), peer.to_string())]);
+        if let Some(region) = region {
+            details.insert("region".to_owned(), region.to_string());
+        }
+        details
+    }
+}

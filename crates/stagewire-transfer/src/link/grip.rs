@@ -1,0 +1,196 @@
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use stagewire_core::RegionRef;
+use tokio::sync::oneshot;
+
+use super::{Link, PeerSegment, Waiting, lock};
+use crate::wire::{self, Kind, Place, Refusal, Request};
+use crate::{TransferError, TransferOptions};
+
+/// A pin at the peer; ends when dropped.
+pub(crate) struct Grip {
+    link: Arc<Link>,
+    pin: u64,
+    /// Where the region is.
+    place: Place,
+    /// The segment it is in, for shared memory.
+    segment: Option<Arc<PeerSegment>>,
+    region: u64,
+    len: u64,
+}
+
+impl Link {
+    /// Pins a region of the peer.
+    pub(crate) async fn pin(
+        self: &Arc<Self>,
+        kind: Kind,
+        region: &RegionRef,
+        options: &TransferOptions,
+    ) -> Result<Grip, TransferError> {
+        let peer = self.peer;
+        if region.transport != kind.name() {
+            return Err(TransferError::Transport {
+                peer,
+                region: region.region,
+                registered: region.transport.clone(),
+                used: kind.name(),
+            });
+        }
+        let granted = async {
+            let (answer, answered) = oneshot::channel();
+            let request = self.expect(Waiting::Pin(answer))?;
+            self.send(&Request::Pin {
+                request,
+                kind,
+                region: region.region,
+                generation: region.generation,
+                capability: region.capability,
+            })
+            .await?;
+            answered.await.map_err(|_| self.peer_lost())
+        };
+        let granted = self.bounded("the pin", region.region, options, granted).await?;
+        let mut grip = granted.map_err(|refusal| self.refused(refusal, region, kind))?;
+        if grip.len != region.len {
+            return Err(TransferError::Length {
+                peer,
+                region: region.region,
+                wanted: region.len,
+                found: grip.len,
+            });
+        }
+        grip.region = region.region;
+        Ok(grip)
+    }
+
+    /// The error that a refusal means.
+    fn refused(&self, refusal: Refusal, region: &RegionRef, kind: Kind) -> TransferError {
+        let peer = self.peer;
+        let &RegionRef {
+            region,
+            generation: wanted,
+            ..
+        } = region;
+        match refusal {
+            Refusal::Unknown => TransferError::UnknownRegion { peer, region },
+            Refusal::Released | Refusal::NotHeld => TransferError::Released { peer, region },
+            Refusal::Generation { current } => TransferError::Generation {
+                peer,
+                region,
+                wanted,
+                current,
+            },
+            Refusal::Capability => TransferError::Capability { peer, region },
+            Refusal::Registered { kind: registered } => TransferError::Transport {
+                peer,
+                region,
+                registered: registered.name().to_owned(),
+                used: kind.name(),
+            },
+        }
+    }
+
+    /// Ends a pin. Never waits: it is called when values are dropped.
+    fn unpin(&self, pin: u64) {
+        if std::process::id() != self.owner {
+            return;
+        }
+        let frame = wire::encode(&Request::Unpin { pin });
+        if let Err(error) = self.socket.try_send(&frame)
+            && error.kind() == io::ErrorKind::WouldBlock
+        {
+            lock(&self.backlog).push_back(frame);
+            self.backlog_filled.notify_one();
+        }
+    }
+
+    /// Waits until unpins are left over, and sends them.
+    ///
+    /// # Cancel safety
+    /// A frame leaves the backlog only once it is sent.
+    pub(super) async fn flush(&self) {
+        let next = || lock(&self.backlog).front().cloned();
+        let Some(frame) = next() else {
+            self.backlog_filled.notified().await;
+            return;
+        };
+        // Where it fails, the connection is over, and with it the pins.
+        let _ = self.socket.send(&frame, None).await;
+        lock(&self.backlog).pop_front();
+    }
+}
+
+impl Grip {
+    pub(super) fn new(link: Arc<Link>, pin: u64, place: Place, len: u64) -> Self {
+        Self {
+            link,
+            pin,
+            place,
+            segment: None,
+            region: 0,
+            len,
+        }
+    }
+
+    pub(super) fn set_segment(&mut self, segment: Arc<PeerSegment>) {
+        self.segment = Some(segment);
+    }
+
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
+    pub(crate) fn segment(&self) -> Option<&Arc<PeerSegment>> {
+        self.segment.as_ref()
+    }
+
+    pub(crate) fn region(&self) -> u64 {
+        self.region
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Proves that the pin was held and its owner alive until now. Comes after a copy, and makes it count.
+    pub(crate) async fn confirm(&self) -> Result<(), TransferError> {
+        let link = &self.link;
+        if !link.is_alive() {
+            return Err(link.peer_lost());
+        }
+        let (answer, answered) = oneshot::channel();
+        let request = link.expect(Waiting::Confirm(answer))?;
+        let pin = self.pin;
+        link.send(&Request::Confirm { request, pin }).await?;
+        match answered.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(TransferError::Released {
+                peer: link.peer,
+                region: self.region,
+            }),
+            Err(_) => Err(link.peer_lost()),
+        }
+    }
+}
+
+impl Drop for Grip {
+    fn drop(&mut self) {
+        self.link.unpin(self.pin);
+    }
+}
+
+impl fmt::Debug for Grip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Grip(region {} of {}, {} bytes)",
+            self.region, self.link.peer, self.len
+        )
+    }
+}
