@@ -192,6 +192,14 @@ impl Consumer {
                 waited: self.deadline.unwrap_or_default(),
             }),
         };
+        if matches!(
+            result,
+            Err(ConsumeError::Failed { .. } | ConsumeError::PeerLost { .. } | ConsumeError::Gone { .. })
+        ) {
+            // No chunk will come any more; whoever keeps this consumer must not keep the producer's memory.
+            self.access = None;
+            self.pull = None;
+        }
         if let Some(observer) = &self.observer {
             match &result {
                 Ok(Some(chunk)) => observer.chunk(&chunk.handover),

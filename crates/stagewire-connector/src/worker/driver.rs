@@ -171,21 +171,15 @@ impl Driver {
             _ => return,
         };
         match &answer {
-            Answer::Refused(failure) if !state.has_spoken() => {
-                // It still runs: it stops at its next step, and says so.
-                state.stop().stop(failure.clone());
-                state.answer(answer);
-            }
+            // It still runs: it stops at its next step, and says so.
+            Answer::Refused(failure) if !state.has_spoken() => state.stop().stop(failure.clone()),
             Answer::Refused(_) => {
                 inner.tell(|session| session.stopped(token));
                 inner.free(token);
-                state.answer(answer);
             }
-            _ => {
-                inner.free(token);
-                state.answer(answer);
-            }
+            Answer::Accepted | Answer::Over(_) => inner.free(token),
         }
+        state.answer(answer);
     }
 }
 

@@ -315,7 +315,10 @@ impl Task {
         };
         let plan = self.offered.output;
         let payload = if plan.publish && plan.stored {
-            let stored = self.worker.connector.store(&handle, Some(token), STORE_WITHIN).await;
+            let stored = tokio::select! {
+                stored = self.worker.connector.store(&handle, Some(token), STORE_WITHIN) => stored,
+                reason = self.state.stop.stopped() => return Err(Cancelled { token, reason }.into()),
+            };
             describe(&stored.map_err(|source| TaskError::Put {
                 token,
                 source: Box::new(source),
@@ -383,11 +386,12 @@ impl Task {
         }
         if self.state.stop.is_stopped() {
             self.worker.tell(|session| session.stopped(token));
-            self.worker.free(token);
         } else {
             let lost = *lock(&self.state.lost);
             self.worker.tell(|session| session.failed(token, failure, lost));
         }
+        // The server counts the slot as free when it hears this, and offers again only after.
+        self.worker.free(token);
     }
 }
 

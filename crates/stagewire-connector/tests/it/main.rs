@@ -1,0 +1,81 @@
+//! Connectors in two processes. The second process is this test binary again: see `second`.
+
+mod bundle;
+mod chunks;
+mod death;
+mod fake;
+mod owners;
+mod protocol;
+mod second;
+mod soak;
+mod store;
+mod transfer;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stagewire_connector::{Borrowing, Connector, ConnectorOptions, ConnectorStats};
+use stagewire_core::{ByteCount, StageName};
+use tempfile::TempDir;
+
+/// Longest time that a test waits for something that must happen.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A run directory, and this process's connector in it.
+struct World {
+    connector: Arc<Connector>,
+    dir: TempDir,
+}
+
+impl World {
+    async fn new() -> Self {
+        Self::with(|_| ()).await
+    }
+
+    async fn with(change: impl FnOnce(&mut ConnectorOptions)) -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut options = options(&dir, "decode", Borrowing::Auto);
+        change(&mut options);
+        let connector = Connector::start(options).await.expect("a connector");
+        Self { connector, dir }
+    }
+
+    /// Another process in the same run directory.
+    async fn second(&self) -> second::Second {
+        second::Second::start(self.dir.path(), Borrowing::Auto).await
+    }
+}
+
+fn options(dir: &TempDir, role: &str, borrow: Borrowing) -> ConnectorOptions {
+    ConnectorOptions {
+        arena_limit: ByteCount(64 << 20),
+        borrow,
+        ..ConnectorOptions::new(dir.path(), StageName::new(role).expect("a name"))
+    }
+}
+
+/// What is left over, by name, where nothing should be.
+fn leftovers(stats: &ConnectorStats) -> Vec<(&'static str, u64)> {
+    let counts = [
+        ("payloads", stats.live_payloads),
+        ("bytes", stats.live_bytes),
+        ("consumers", stats.consumers),
+        ("regions", stats.host.regions),
+        ("pins", stats.host.pins_held),
+        ("arena bytes", stats.host.allocated_bytes),
+    ];
+    counts.into_iter().filter(|(_, count)| *count > 0).collect()
+}
+
+/// Waits until nothing is left in this process. Pins end with a message, so that it takes a moment.
+async fn all_gone(connector: &Connector) {
+    let gone = async {
+        while !leftovers(&connector.stats()).is_empty() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    if tokio::time::timeout(PATIENCE, gone).await.is_err() {
+        panic!("left over: {:?}", leftovers(&connector.stats()));
+    }
+}

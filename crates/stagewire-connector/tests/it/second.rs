@@ -1,0 +1,316 @@
+//! A second process: this test binary runs again, as the one test below, and does what it is asked over its pipes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use stagewire_connector::{
+    Borrowing, Connector, ConnectorOptions, ConsumeOptions, Consumer, Owner, Publication, PublishSpec, StoreService,
+};
+use stagewire_core::{ByteCount, Classify, Failure, Handle, PayloadId, Peer, StageName, Token};
+use stagewire_store::{HostStore, TokenGate};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+use crate::PATIENCE;
+use crate::bundle::Bundle;
+
+const RUN_DIR: &str = "STAGEWIRE_TEST_SECOND_PROCESS";
+const BORROW: &str = "STAGEWIRE_TEST_BORROW";
+/// Tells answers from what the test harness prints.
+const MARK: &str = "@@";
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    Peer,
+    Publish {
+        bundle: Bundle,
+        owner: Owner,
+        open: bool,
+        deadline: Option<Duration>,
+    },
+    Ready {
+        payload: PayloadId,
+        chunk: u32,
+    },
+    Fail {
+        payload: PayloadId,
+        failure: Failure,
+    },
+    Abandon {
+        payload: PayloadId,
+    },
+    Release {
+        payload: PayloadId,
+    },
+    Consume {
+        handle: Vec<u8>,
+        chunks: u32,
+    },
+    ServeStore {
+        limit: ByteCount,
+        closed: bool,
+    },
+    Grant {
+        token: Token,
+    },
+    Discard {
+        token: Token,
+    },
+    UseStore {
+        peer: Peer,
+    },
+    Store {
+        payload: PayloadId,
+        token: Option<Token>,
+        wait: Duration,
+    },
+    Stats,
+    Close,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Done,
+    Peer(Peer),
+    Handle(Vec<u8>),
+    Leftovers(Vec<(String, u64)>),
+    Failed(Failure),
+}
+
+/// The second process, as the first sees it. Dropped, it is killed.
+pub(crate) struct Second {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: Lines<BufReader<ChildStdout>>,
+}
+
+impl Second {
+    pub(crate) async fn start(run_dir: &Path, borrow: Borrowing) -> Self {
+        let mut child = Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", "second::second_process", "--nocapture", "--ignored"])
+            .env(RUN_DIR, run_dir)
+            .env(BORROW, if borrow == Borrowing::Never { "never" } else { "auto" })
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it runs again");
+        let stdin = child.stdin.take().expect("piped");
+        let stdout = BufReader::new(child.stdout.take().expect("piped")).lines();
+        Self { child, stdin, stdout }
+    }
+
+    pub(crate) async fn ask(&mut self, ask: Ask) -> Answer {
+        let line = format!("{}\n", encode(&ask));
+        self.stdin.write_all(line.as_bytes()).await.expect("it listens");
+        let answer = async {
+            loop {
+                let line = self.stdout.next_line().await.expect("text").expect("it lives");
+                if let Some((_, answer)) = line.split_once(MARK) {
+                    return decode(answer);
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, answer).await.expect("an answer in time")
+    }
+
+    pub(crate) async fn done(&mut self, ask: Ask) {
+        let shown = format!("{ask:?}");
+        match self.ask(ask).await {
+            Answer::Done => {}
+            other => panic!("{shown}: {other:?}"),
+        }
+    }
+
+    /// Asks for something that must be refused.
+    pub(crate) async fn refused(&mut self, ask: Ask) -> Failure {
+        match self.ask(ask).await {
+            Answer::Failed(failure) => failure,
+            other => panic!("it was done: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn peer(&mut self) -> Peer {
+        match self.ask(Ask::Peer).await {
+            Answer::Peer(peer) => peer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn handle(&mut self, ask: Ask) -> Handle {
+        match self.ask(ask).await {
+            Answer::Handle(handle) => Handle::from_bytes(&handle).expect("its own handle"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Publishes a complete bundle for an orchestrator.
+    pub(crate) async fn publish(&mut self, bundle: &Bundle, owner: Owner) -> Handle {
+        let ask = Ask::Publish {
+            bundle: bundle.clone(),
+            owner,
+            open: false,
+            deadline: None,
+        };
+        self.handle(ask).await
+    }
+
+    pub(crate) async fn open(&mut self, bundle: &Bundle, owner: Owner) -> Handle {
+        let ask = Ask::Publish {
+            bundle: bundle.clone(),
+            owner,
+            open: true,
+            deadline: None,
+        };
+        self.handle(ask).await
+    }
+
+    pub(crate) async fn ready(&mut self, handle: &Handle, chunk: u32) {
+        self.done(Ask::Ready {
+            payload: handle.payload,
+            chunk,
+        })
+        .await;
+    }
+
+    /// Waits until nothing is left there.
+    pub(crate) async fn all_gone(&mut self) {
+        let begin = tokio::time::Instant::now();
+        loop {
+            match self.ask(Ask::Stats).await {
+                Answer::Leftovers(left) if left.is_empty() => return,
+                Answer::Leftovers(left) => assert!(begin.elapsed() < PATIENCE, "left over: {left:?}"),
+                other => panic!("{other:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// `kill -9`, and waits until it is dead.
+    pub(crate) async fn kill(mut self) {
+        self.child.kill().await.expect("it was alive");
+    }
+}
+
+fn encode<T: Serialize>(message: &T) -> String {
+    let bytes = postcard::to_stdvec(message).expect("plain data");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn decode<T: for<'a> Deserialize<'a>>(text: &str) -> T {
+    let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal");
+    let bytes: Vec<u8> = (0..text.len()).step_by(2).map(byte).collect();
+    postcard::from_bytes(&bytes).expect("the same version")
+}
+
+struct Served {
+    connector: Arc<Connector>,
+    publications: BTreeMap<PayloadId, Publication>,
+    consumers: Vec<Consumer>,
+    store: Option<Arc<StoreService>>,
+}
+
+#[test]
+#[ignore = "the second process of the other tests"]
+#[expect(clippy::print_stdout, reason = "answers go to the first process")]
+fn second_process() {
+    let Some(run_dir) = std::env::var_os(RUN_DIR) else {
+        return;
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(async {
+        let borrow = match std::env::var(BORROW).as_deref() {
+            Ok("never") => Borrowing::Never,
+            _ => Borrowing::Auto,
+        };
+        let options = ConnectorOptions {
+            arena_limit: ByteCount(64 << 20),
+            borrow,
+            ..ConnectorOptions::new(run_dir, StageName::new("denoise").expect("a name"))
+        };
+        let mut served = Served {
+            connector: Connector::start(options).await.expect("a connector"),
+            publications: BTreeMap::new(),
+            consumers: Vec::new(),
+            store: None,
+        };
+        // Blocks this thread only; the connector runs on the others.
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            let answer = served.answer(decode(&line)).await.unwrap_or_else(Answer::Failed);
+            println!("{MARK}{}", encode(&answer));
+        }
+    });
+}
+
+impl Served {
+    async fn answer(&mut self, ask: Ask) -> Result<Answer, Failure> {
+        let connector = &self.connector;
+        match ask {
+            Ask::Peer => return Ok(Answer::Peer(connector.peer().clone())),
+            Ask::Publish {
+                bundle,
+                owner,
+                open,
+                deadline,
+            } => {
+                let mut spec = PublishSpec::new("request", bundle.manifest(), owner);
+                spec.deadline = deadline.or(spec.deadline);
+                let memory = bundle.memory(connector.host().arena());
+                let publication = if open {
+                    connector.open(spec, memory)
+                } else {
+                    connector.publish(spec, memory)
+                };
+                let publication = publication.map_err(|error| error.to_failure())?;
+                let handle = publication.handle().clone();
+                self.publications.insert(handle.payload, publication);
+                return Ok(Answer::Handle(handle.to_bytes()));
+            }
+            Ask::Ready { payload, chunk } => {
+                self.publications[&payload]
+                    .ready(chunk)
+                    .map_err(|error| error.to_failure())?;
+            }
+            Ask::Fail { payload, failure } => self.publications[&payload].fail(failure),
+            Ask::Abandon { payload } => drop(self.publications.remove(&payload)),
+            Ask::Release { payload } => connector.release(payload),
+            Ask::Consume { handle, chunks } => {
+                let handle = Handle::from_bytes(&handle).map_err(|error| error.to_failure())?;
+                let consumer = connector.consume(handle, ConsumeOptions::within(PATIENCE));
+                let mut consumer = consumer.map_err(|error| error.to_failure())?;
+                for _ in 0..chunks {
+                    consumer.next().await.map_err(|error| error.to_failure())?;
+                }
+                self.consumers.push(consumer);
+            }
+            Ask::ServeStore { limit, closed } => {
+                let gate = if closed { TokenGate::closed() } else { TokenGate::open() };
+                let store = HostStore::new(connector.host(), limit, Arc::new(gate));
+                self.store = Some(StoreService::serve(connector, store));
+                return Ok(Answer::Peer(connector.peer().clone()));
+            }
+            Ask::Grant { token } => self.store.as_ref().expect("served").store().gate().grant(token),
+            Ask::Discard { token } => self.store.as_ref().expect("served").discard(token),
+            Ask::UseStore { peer } => connector.set_store(Some(peer)),
+            Ask::Store { payload, token, wait } => {
+                let handle = self.publications[&payload].handle().clone();
+                let stored = connector.store(&handle, token, wait).await;
+                return Ok(Answer::Handle(stored.map_err(|error| error.to_failure())?.to_bytes()));
+            }
+            Ask::Stats => {
+                self.publications
+                    .retain(|payload, _| connector.live().contains(payload));
+                let left = crate::leftovers(&connector.stats()).into_iter();
+                return Ok(Answer::Leftovers(
+                    left.map(|(name, count)| (name.to_owned(), count)).collect(),
+                ));
+            }
+            Ask::Close => connector.close().await,
+        }
+        Ok(Answer::Done)
+    }
+}
