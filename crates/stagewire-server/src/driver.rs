@@ -20,7 +20,7 @@ use crate::clock::Clock;
 use crate::journal::{Journal, JournalError};
 use crate::outlet::Outlet;
 
-pub(crate) use record::replay;
+pub(crate) use record::{Replayed, replay};
 
 /// Inputs that wait for the driver; more make their senders wait.
 const INBOX: usize = 4096;

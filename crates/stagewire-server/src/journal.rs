@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use redb::backends::FileBackend;
-use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use redb::{Builder, Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition, WriteTransaction};
 use stagewire_core::Epoch;
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
@@ -187,19 +187,38 @@ impl Journal {
     /// [`JournalError::Write`]. What the disk has then is unknown: the caller must stop.
     pub(crate) fn append(&mut self, batch: &[u8]) -> Result<(), JournalError> {
         let write = self.database.begin_write().map_err(JournalError::write)?;
-        {
-            let mut batches = write.open_table(BATCHES).map_err(JournalError::write)?;
-            let mut bytes = Vec::with_capacity(8 + batch.len());
-            bytes.extend_from_slice(&xxh3_64(batch).to_le_bytes());
-            bytes.extend_from_slice(batch);
-            batches
-                .insert(self.next, bytes.as_slice())
-                .map_err(JournalError::write)?;
-        }
+        insert(&write, self.next, batch)?;
         write.commit().map_err(JournalError::write)?;
         self.next += 1;
         Ok(())
     }
+
+    /// Puts one batch in the place of all that are there, which it must sum up.
+    ///
+    /// # Errors
+    /// As [`Journal::append`].
+    pub(crate) fn replace(&mut self, batch: &[u8]) -> Result<(), JournalError> {
+        let write = self.database.begin_write().map_err(JournalError::write)?;
+        write.delete_table(BATCHES).map_err(JournalError::write)?;
+        insert(&write, 0, batch)?;
+        write.commit().map_err(JournalError::write)?;
+        self.next = 1;
+        Ok(())
+    }
+
+    /// Number of batches.
+    pub(crate) const fn batches(&self) -> u64 {
+        self.next
+    }
+}
+
+fn insert(write: &WriteTransaction, number: u64, batch: &[u8]) -> Result<(), JournalError> {
+    let mut batches = write.open_table(BATCHES).map_err(JournalError::write)?;
+    let mut bytes = Vec::with_capacity(size_of::<u64>() + batch.len());
+    bytes.extend_from_slice(&xxh3_64(batch).to_le_bytes());
+    bytes.extend_from_slice(batch);
+    batches.insert(number, bytes.as_slice()).map_err(JournalError::write)?;
+    Ok(())
 }
 
 /// Opens the file, or makes it and its folder for this user alone.

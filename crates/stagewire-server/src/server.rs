@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use crate::artefacts::Artefacts;
 use crate::clock::Clock;
 use crate::config::{Config, ServerSettings};
-use crate::driver::{Drive, replay};
+use crate::driver::{Drive, Replayed, replay};
 use crate::history::Histories;
 use crate::host::StoreHost;
 use crate::http::{App, Guard, router};
@@ -124,8 +124,11 @@ impl Server {
         };
         let topology = options.config.topology;
         let name = options.config.pipeline.name.clone();
-        let (journal, sched, histories, clock) =
-            open_journal(&data_dir, name.as_str(), topology.clone(), limits).await?;
+        let (journal, replayed) = open_journal(&data_dir, name.as_str(), topology.clone(), limits).await?;
+        let Replayed {
+            sched, histories, last, ..
+        } = replayed;
+        let (histories, clock) = (Arc::new(histories), Clock::not_before(last));
         let (epoch, deployment) = (journal.epoch().0, journal.deployment());
         let tasks = TaskTracker::new();
         let dir = data_dir.join("artefacts");
@@ -330,20 +333,14 @@ async fn open_journal(
     pipeline: &str,
     topology: Topology,
     limits: Limits,
-) -> Result<(Journal, Sched, Arc<Histories>, Clock), StartError> {
+) -> Result<(Journal, Replayed), StartError> {
     let (dir, scope) = (dir.to_owned(), scope(pipeline, &topology));
     let opened = tokio::task::spawn_blocking(move || {
-        let journal = Journal::open(&dir, &scope)?;
-        let mut sched = Sched::new(topology, limits);
-        let histories = Arc::new(Histories::default());
-        let replayed = replay(&journal, &dir.join("journal.redb"), &mut sched, &histories)?;
-        let clock = Clock::not_before(replayed.last);
-        tracing::info!(
-            events = replayed.events,
-            epoch = journal.epoch().0,
-            "the journal is replayed"
-        );
-        Ok::<_, JournalError>((journal, sched, histories, clock))
+        let mut journal = Journal::open(&dir, &scope)?;
+        let replayed = replay(&mut journal, &dir.join("journal.redb"), &topology, limits)?;
+        let (events, epoch) = (replayed.events, journal.epoch().0);
+        tracing::info!(events, epoch, "the journal is replayed");
+        Ok::<_, JournalError>((journal, replayed))
     });
     Ok(opened.await.map_err(|error| JournalError::task(&error))??)
 }

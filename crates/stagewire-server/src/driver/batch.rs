@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use stagewire_core::{Classify, Epoch, Incarnation, JobId, StageName, Timestamp, Token, TransferMode};
 use stagewire_sched::{Decision, Effect, Event, Input, Job, JobNotice, NoticeKind as Notice, Phase, Refusal, Sched};
 
-use super::record::Record;
+use super::record::{Record, encode};
 use crate::history::Histories;
 use crate::note::{Note, NoteId, NoteKind, ProgressNote};
 use crate::outlet::Outlet;
@@ -196,7 +196,7 @@ impl Batch {
         if records.is_empty() {
             return None;
         }
-        Some(postcard::to_stdvec(&records).expect("records have nothing that postcard cannot encode"))
+        Some(encode(&records))
     }
 
     /// Lets out everything that waited.

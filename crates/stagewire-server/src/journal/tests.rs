@@ -40,6 +40,21 @@ fn what_was_appended_comes_back_in_order_and_the_epoch_grows() {
 }
 
 #[test]
+fn one_batch_can_take_the_place_of_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(dir.path(), SCOPE).unwrap();
+    for n in 0..50_u8 {
+        journal.append(&[n]).unwrap();
+    }
+    journal.replace(b"sum").unwrap();
+    journal.append(b"next").unwrap();
+    assert_eq!(journal.batches(), 2);
+    drop(journal);
+    let journal = Journal::open(dir.path(), SCOPE).unwrap();
+    assert_eq!(replayed(&journal), [b"sum".as_slice(), b"next"]);
+}
+
+#[test]
 fn what_is_not_this_journal_is_refused_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     drop(Journal::open(dir.path(), SCOPE).unwrap());

@@ -195,7 +195,7 @@ fn chart(html: &mut String, timeline: &Timeline, axis: &Axis) -> std::fmt::Resul
     html.push_str(
         "<section class=\"card\"><h2>Stages</h2><div class=\"legend\">\
          <span><i class=\"key\"></i>attempt</span><span><i class=\"key void\"></i>attempt without effect</span>\
-         <span><i class=\"key wait\"></i>waits for a worker</span><span><i class=\"key first\"></i>first chunk published</span>\
+         <span><i class=\"key idle\"></i>waits for a worker</span><span><i class=\"key mark\"></i>first chunk published</span>\
          <span><i class=\"key p2p\"></i>chunk received, P2P</span><span><i class=\"key store\"></i>chunk received, through the store</span>\
          </div><div class=\"chart\"><div class=\"names\">",
     );
@@ -234,8 +234,9 @@ fn chart(html: &mut String, timeline: &Timeline, axis: &Axis) -> std::fmt::Resul
     }
     for (index, lane) in timeline.lanes.iter().enumerate() {
         html.push_str("<div class=\"lane\">");
-        for bar in &lane.attempts {
-            attempt(html, axis, index, lane, bar, timeline.until)?;
+        for (n, bar) in lane.attempts.iter().enumerate() {
+            let next = lane.attempts.get(n + 1).map_or(until(axis), |next| next.begin);
+            attempt(html, axis, index, lane, bar, timeline.until, next)?;
         }
         for mark in timeline.chunks.iter().filter(|mark| mark.to == lane.stage) {
             chunk(html, axis, colour(timeline, &mark.handover.from), mark)?;
@@ -245,6 +246,11 @@ fn chart(html: &mut String, timeline: &Timeline, axis: &Axis) -> std::fmt::Resul
     links(html, timeline, axis)?;
     html.push_str("</div></div></section>");
     Ok(())
+}
+
+/// Where the axis ends.
+fn until(axis: &Axis) -> Timestamp {
+    axis.begin + axis.span
 }
 
 /// The colour of a stage is that of its lane.
@@ -259,6 +265,7 @@ fn attempt(
     lane: &StageLane,
     bar: &AttemptBar,
     until: Timestamp,
+    next: Timestamp,
 ) -> std::fmt::Result {
     let (left, right) = (axis.at(bar.begin), axis.at(bar.end.unwrap_or(until)));
     let width = right - left;
@@ -308,7 +315,8 @@ fn attempt(
         format!("{duration}, {}", bar.how.name())
     };
     let place = match (width, right) {
-        (12.0.., _) if class != " void" => format!("in\" style=\"left:{left:.3}%;width:{width:.3}%"),
+        _ if class == " void" => format!("under\" style=\"left:{left:.3}%;width:{:.3}%", axis.at(next) - left),
+        (12.0.., _) => format!("in\" style=\"left:{left:.3}%;width:{width:.3}%"),
         (_, ..80.0) => format!("out\" style=\"left:{right:.3}%"),
         _ => format!("out\" style=\"right:{:.3}%", 100.0 - left),
     };
@@ -354,7 +362,11 @@ fn links(html: &mut String, timeline: &Timeline, axis: &Axis) -> std::fmt::Resul
     )?;
     for mark in &timeline.chunks {
         let (from, to) = (colour(timeline, &mark.handover.from), colour(timeline, &mark.to));
-        let (x1, x2) = (axis.at(mark.handover.begin), axis.at(mark.handover.end));
+        // A producer that was done before the chunk was asked for: from where its bar ends.
+        let bars = timeline.lanes[from].attempts.iter().rev();
+        let ended = bars.filter(|bar| bar.how == End::Done).find_map(|bar| bar.end);
+        let left = ended.map_or(mark.handover.begin, |ended| ended.min(mark.handover.begin));
+        let (x1, x2) = (axis.at(left), axis.at(mark.handover.end));
         let (y1, y2) = (from * LANE + BAR_END, to * LANE + CHUNK_BEGIN);
         write!(html, "<line x1=\"{x1:.3}%\" y1=\"{y1}\" x2=\"{x2:.3}%\" y2=\"{y2}\"/>")?;
     }
