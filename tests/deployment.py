@@ -51,7 +51,7 @@ class Deployment:
     def start(self) -> Deployment:
         """Starts `up` and waits until every worker is ready."""
         command = [STAGEWIRE, "up", str(self.config), "--data-dir", str(self.folder / "data"), "--json"]
-        command += ["--run-dir", str(self.run_dir), "--python", sys.executable]
+        command += ["--run-dir", str(self.run_dir), "--python", sys.executable, "--stop-timeout", "2"]
         with self.said.open("ab") as said:
             # A process group of its own, as a shell would give it.
             self.up = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=said, process_group=0)

@@ -65,7 +65,7 @@ class TestJobs:
         assert done.returncode == 1
         assert "frames is 8, it must be 1 more than a multiple of 4" in done.stderr
         job = deployment.client.submit(prompt="a cat", frames=8)
-        with pytest.raises(errors.Internal, match="frames is 8"):
+        with pytest.raises(errors.Invalid, match="frames is 8"):
             job.result(timeout=DEADLINE)
         assert deployment.client.submit(prompt="a cat").result(timeout=DEADLINE)["prompt.txt"].read() == b"a cat"
         (after,) = deployment.workers("paint")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+
+import pytest
 
 from deployment import DEADLINE, Deployment, eventually, toy
 from pipelines.toy import expected
@@ -10,8 +13,9 @@ from pipelines.toy import expected
 JOBS = 50
 
 
-def test_fifty_jobs_with_two_decoders_give_everything_back(deploy):
-    deployment: Deployment = deploy(toy(decoders=2)).start()
+@pytest.mark.parametrize("mode", ["p2p", "store"])
+def test_fifty_jobs_with_two_decoders_give_everything_back(deploy, mode):
+    deployment: Deployment = deploy(toy(mode, decoders=2)).start()
     run(deployment)  # connections, mappings and pools are made now, and kept
     before = settled(deployment)
     run(deployment)
@@ -35,8 +39,8 @@ def worked(event, stage: str) -> bool:
 
 
 def settled(deployment: Deployment) -> dict:
-    """The holdings once they no longer change: releases are on their way for a moment after the last job."""
-    return eventually("all is at rest", lambda: (now := holdings(deployment))["payloads"] == 0 and now, seconds=10)
+    """The holdings at rest: releases are on their way for a moment after the last job."""
+    return eventually("all is at rest", lambda: (now := holdings(deployment))["live_payloads"] == 0 and now, seconds=10)
 
 
 def holdings(deployment: Deployment) -> dict:
@@ -45,18 +49,32 @@ def holdings(deployment: Deployment) -> dict:
     stats = deployment.stats()
     pids = [pid for pid in deployment.traces.processes if Path(f"/proc/{pid}/fd").exists()]
     return {
-        **stats,
-        "sockets": sum(descriptors(pid, "socket:") for pid in pids),
-        "segments": sum(descriptors(pid, "/memfd:stagewire") for pid in pids),
+        "live_payloads": stats["live_payloads"],
+        "live_payload_bytes": stats["live_payload_bytes"],
+        "slots": [(stage["name"], stage["slots"]["free"], stage["slots"]["advertised"]) for stage in stats["stages"]],
+        "streams": stats["streams"],
+        "store": stats["store"],
+        "transfer": stats["transfer"],
         "processes": len(pids),
+        "sockets": sum(descriptors(pid, "socket:") for pid in pids),
+        "shared memory": segment_bytes(pids),
     }
+
+
+def segment_bytes(pids: list[int]) -> int:
+    """Bytes of shared memory that the kernel has given out, each segment once."""
+    found = {}
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(link.readlink()).startswith("/memfd:stagewire"):
+                    found[link.stat().st_ino] = link.stat().st_blocks * 512
+    return sum(found.values())
 
 
 def descriptors(pid: int, kind: str) -> int:
     count = 0
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        try:
+        with contextlib.suppress(OSError):  # closed in between
             count += str(link.readlink()).startswith(kind)
-        except OSError:
-            continue  # closed in between
     return count
