@@ -32,13 +32,17 @@ impl Connector {
             borrow: if borrow { Borrowing::Auto } else { Borrowing::Never },
             ..ConnectorOptions::new(run_dir, role)
         };
-        let inner = wait(py, stagewire_connector::Connector::start(options))?.map_err(|error| raise_from(py, &error))?;
+        let inner =
+            wait(py, stagewire_connector::Connector::start(options))?.map_err(|error| raise_from(py, &error))?;
         Ok(Self { inner })
     }
 
     /// Publishes a bundle; with `open`, its chunks become visible one by one.
     #[pyo3(signature = (request, kind, entries, metadata, chunking, *, open=false, deadline=None))]
-    #[expect(clippy::too_many_arguments, reason = "one for each thing that a payload says of itself")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one for each thing that a payload says of itself"
+    )]
     fn publish(
         &self,
         py: Python<'_>,
@@ -97,20 +101,26 @@ impl Connector {
         private: bool,
         deadline: Option<f64>,
     ) -> PyResult<Consumer> {
-        let destinations = destinations.map(|tensors| consumer::destinations(py, handle.inner(), &tensors)).transpose()?;
+        let destinations = destinations
+            .map(|tensors| consumer::destinations(py, handle.inner(), &tensors))
+            .transpose()?;
         let options = ConsumeOptions {
             destinations,
             private,
             deadline: seconds(py, deadline)?,
             stop: None,
         };
-        let consumer = self.inner.consume(handle.inner().clone(), options).map_err(|error| raise_from(py, &error))?;
+        let consumer = self
+            .inner
+            .consume(handle.inner().clone(), options)
+            .map_err(|error| raise_from(py, &error))?;
         Ok(Consumer::new(consumer))
     }
 
     fn release(&self, py: Python<'_>, payload_id: &str) -> PyResult<()> {
-        let payload: PayloadId =
-            payload_id.parse().map_err(|_| invalid(py, "payload.id", format!("{payload_id:?} is no payload id")))?;
+        let payload: PayloadId = payload_id
+            .parse()
+            .map_err(|_| invalid(py, "payload.id", format!("{payload_id:?} is no payload id")))?;
         self.inner.release(payload);
         Ok(())
     }
@@ -163,9 +173,13 @@ pub(crate) fn stats<'py>(py: Python<'py>, connector: &stagewire_connector::Conne
 /// A number of seconds from Python, for a deadline.
 pub(crate) fn seconds(py: Python<'_>, given: Option<f64>) -> PyResult<Option<Duration>> {
     let Some(given) = given else { return Ok(None) };
-    Duration::try_from_secs_f64(given)
-        .map(Some)
-        .map_err(|_| invalid(py, "deadline", format!("{given} s is no deadline: it must be 0 or more")))
+    Duration::try_from_secs_f64(given).map(Some).map_err(|_| {
+        invalid(
+            py,
+            "deadline",
+            format!("{given} s is no deadline: it must be 0 or more"),
+        )
+    })
 }
 
 /// A published payload, as its producer sees it.
@@ -199,7 +213,8 @@ impl Publication {
 
     fn ready(&self, py: Python<'_>, index: u32) -> PyResult<()> {
         let publication = self.get(py)?;
-        py.detach(|| publication.ready(index)).map_err(|error| raise_from(py, &error))
+        py.detach(|| publication.ready(index))
+            .map_err(|error| raise_from(py, &error))
     }
 
     fn fail(&self, py: Python<'_>, error_class: &str, reason: &str, message: String) -> PyResult<()> {

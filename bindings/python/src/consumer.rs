@@ -1,5 +1,8 @@
 //! `Consumer`: a payload of another process, chunk by chunk.
-#![expect(unsafe_code, reason = "shows the memory of views to Python, and lends Python's memory as destinations")]
+#![expect(
+    unsafe_code,
+    reason = "shows the memory of views to Python, and lends Python's memory as destinations"
+)]
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
@@ -48,7 +51,14 @@ fn raise_consume(py: Python<'_>, error: &ConsumeError) -> PyErr {
 }
 
 fn closed(py: Python<'_>) -> PyErr {
-    raise(py, &Failure::new(ErrorClass::Conflict, "consume.closed", "this reader is closed: call consume again"))
+    raise(
+        py,
+        &Failure::new(
+            ErrorClass::Conflict,
+            "consume.closed",
+            "this reader is closed: call consume again",
+        ),
+    )
 }
 
 #[pymethods]
@@ -59,7 +69,9 @@ impl Consumer {
         let mut guard = self.lock(py)?;
         let consumer = guard.as_mut().ok_or_else(|| closed(py))?;
         let chunk = wait(py, consumer.next())?.map_err(|error| raise_consume(py, &error))?;
-        chunk.map(|chunk| chunk.tensors.into_iter().map(|view| show(py, view)).collect()).transpose()
+        chunk
+            .map(|chunk| chunk.tensors.into_iter().map(|view| show(py, view)).collect())
+            .transpose()
     }
 
     /// Views of all tensors, once every chunk is complete and the holder knows that everything was read.
@@ -85,7 +97,11 @@ impl Consumer {
 /// A view as a tensor for Python.
 fn show(py: Python<'_>, view: ChunkView) -> PyResult<Tensor> {
     let spec = TensorSpec::new(view.tensor().dtype(), view.shape()).map_err(|error| raise_from(py, &error))?;
-    let strides = view.strides().into_iter().map(|stride| i64::try_from(stride).unwrap_or(i64::MAX)).collect();
+    let strides = view
+        .strides()
+        .into_iter()
+        .map(|stride| i64::try_from(stride).unwrap_or(i64::MAX))
+        .collect();
     let read_only = matches!(view.memory(), ViewMemory::Mapped(_));
     let pointer = view.as_ptr();
     // SAFETY: the view keeps its memory in place. Mapped memory is shown as read-only; private memory is written by no
@@ -95,14 +111,28 @@ fn show(py: Python<'_>, view: ChunkView) -> PyResult<Tensor> {
 }
 
 /// Python's tensors as destinations of a payload, one for each of its tensors.
-pub(crate) fn destinations(py: Python<'_>, handle: &Handle, tensors: &[PyRef<'_, Tensor>]) -> PyResult<Vec<Arc<Target>>> {
+pub(crate) fn destinations(
+    py: Python<'_>,
+    handle: &Handle,
+    tensors: &[PyRef<'_, Tensor>],
+) -> PyResult<Vec<Arc<Target>>> {
     let specs: Vec<_> = handle.manifest.tensors().collect();
     if specs.len() != tensors.len() {
-        let message = format!("the payload has {} tensors, {} destinations were given", specs.len(), tensors.len());
+        let message = format!(
+            "the payload has {} tensors, {} destinations were given",
+            specs.len(),
+            tensors.len()
+        );
         return Err(invalid(py, "consume.destination", message));
     }
     let checked = specs.iter().zip(tensors).enumerate().map(|(index, (spec, tensor))| {
-        let wrong = |what: &str| Err(invalid(py, "consume.destination", format!("destination {index} {what}")));
+        let wrong = |what: &str| {
+            Err(invalid(
+                py,
+                "consume.destination",
+                format!("destination {index} {what}"),
+            ))
+        };
         if tensor.is_read_only() {
             return wrong("is read-only");
         }

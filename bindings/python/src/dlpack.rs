@@ -125,7 +125,9 @@ impl Taken {
                 });
             }
         }
-        Err(PyBufferError::new_err("__dlpack__ returned a capsule that is not a tensor, or one used already"))
+        Err(PyBufferError::new_err(
+            "__dlpack__ returned a capsule that is not a tensor, or one used already",
+        ))
     }
 
     fn tensor(&self) -> &DlTensor {
@@ -196,7 +198,8 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     }
     let tensor = taken.tensor();
     let dtype = tensor.dtype;
-    let Some((dtype, ..)) = (TYPES.iter()).find(|row| (row.1, row.2, 1) == (dtype.code, dtype.bits, dtype.lanes)) else {
+    let Some((dtype, ..)) = (TYPES.iter()).find(|row| (row.1, row.2, 1) == (dtype.code, dtype.bits, dtype.lanes))
+    else {
         let DataType { code, bits, lanes } = dtype;
         return Err(unsupported(
             py,
@@ -209,7 +212,11 @@ pub(crate) fn import(object: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     let extents = unsafe { extents(tensor.shape, rank) };
     let shape: Option<Vec<u64>> = extents.iter().map(|extent| u64::try_from(*extent).ok()).collect();
     let Some(shape) = shape else {
-        return Err(invalid(py, "tensor.shape", format!("the tensor has a negative extent: {extents:?}")));
+        return Err(invalid(
+            py,
+            "tensor.shape",
+            format!("the tensor has a negative extent: {extents:?}"),
+        ));
     };
     let spec = TensorSpec::new(*dtype, shape).map_err(|error| raise_from(py, &error))?;
     let strides = if tensor.strides.is_null() {
@@ -290,7 +297,9 @@ pub(crate) fn export(py: Python<'_>, tensor: &Tensor, major: u32) -> PyResult<Py
     let Some((_, code, bits)) = row else {
         return Err(PyBufferError::new_err("the dtype has no DLPack type"));
     };
-    let shape = (tensor.spec().shape().iter()).map(|extent| i64::try_from(*extent).unwrap_or(i64::MAX)).collect();
+    let shape = (tensor.spec().shape().iter())
+        .map(|extent| i64::try_from(*extent).unwrap_or(i64::MAX))
+        .collect();
     let dl = DlTensor {
         data: tensor.memory().pointer().as_ptr().cast(),
         device: Device { kind: CPU, id: 0 },
@@ -311,7 +320,9 @@ pub(crate) fn export(py: Python<'_>, tensor: &Tensor, major: u32) -> PyResult<Py
             context: std::ptr::null_mut(),
             deleter: Some(delete::<Managed>),
         };
-        capsule(py, LEGACY, managed, shape, strides, memory, |managed| &mut managed.tensor)
+        capsule(py, LEGACY, managed, shape, strides, memory, |managed| {
+            &mut managed.tensor
+        })
     } else {
         let managed = ManagedVersioned {
             version: Version { major: 1, minor: 1 },
@@ -320,7 +331,9 @@ pub(crate) fn export(py: Python<'_>, tensor: &Tensor, major: u32) -> PyResult<Py
             flags: if tensor.is_read_only() { READ_ONLY } else { 0 },
             tensor: dl,
         };
-        capsule(py, VERSIONED, managed, shape, strides, memory, |managed| &mut managed.tensor)
+        capsule(py, VERSIONED, managed, shape, strides, memory, |managed| {
+            &mut managed.tensor
+        })
     }
 }
 

@@ -10,7 +10,9 @@ static FROM_FAILURE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 pub(crate) fn raise(py: Python<'_>, failure: &Failure) -> PyErr {
     let made = (|| {
         let make = FROM_FAILURE.get_or_try_init(py, || {
-            py.import("stagewire.errors")?.getattr("from_failure").map(Bound::unbind)
+            py.import("stagewire.errors")?
+                .getattr("from_failure")
+                .map(Bound::unbind)
         })?;
         let Failure {
             class,

@@ -127,5 +127,8 @@ impl Handle {
 /// A tensor's (dtype, shape).
 fn describe<'py>(py: Python<'py>, spec: &TensorSpec) -> PyResult<Bound<'py, PyTuple>> {
     let shape = PyTuple::new(py, spec.shape())?;
-    (spec.dtype().name(), shape).into_bound_py_any(py)?.cast_into::<PyTuple>().map_err(Into::into)
+    (spec.dtype().name(), shape)
+        .into_bound_py_any(py)?
+        .cast_into::<PyTuple>()
+        .map_err(Into::into)
 }

@@ -43,7 +43,9 @@ mod _native {
     #[pyfunction]
     fn parse_bytes(py: Python<'_>, text: &str) -> PyResult<u64> {
         let parsed = text.parse::<ByteCount>();
-        parsed.map(|bytes| bytes.0).map_err(|error| super::error::invalid(py, "bytes", error.to_string()))
+        parsed
+            .map(|bytes| bytes.0)
+            .map_err(|error| super::error::invalid(py, "bytes", error.to_string()))
     }
 
     /// Writes what the crates log to stderr: warnings, or what `RUST_LOG` asks for, such as `stagewire=debug`.
@@ -51,7 +53,10 @@ mod _native {
     #[pyfunction]
     fn log_to_stderr() {
         let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into());
-        let logger = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+        let logger = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(false);
         // Somebody has set up another: then it is theirs.
         let _ = logger.try_init();
     }

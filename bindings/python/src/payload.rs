@@ -64,7 +64,12 @@ pub(crate) fn manifest(py: Python<'_>, entries: Vec<Entry>, how: &Description<'_
 }
 
 /// The usual specification, with another deadline where one is given.
-pub(crate) fn spec(request: String, manifest: Manifest, owner: Owner, deadline: Option<std::time::Duration>) -> PublishSpec {
+pub(crate) fn spec(
+    request: String,
+    manifest: Manifest,
+    owner: Owner,
+    deadline: Option<std::time::Duration>,
+) -> PublishSpec {
     let usual = PublishSpec::new(request, manifest, owner);
     PublishSpec {
         deadline: deadline.or(usual.deadline),
@@ -74,7 +79,10 @@ pub(crate) fn spec(request: String, manifest: Manifest, owner: Owner, deadline: 
 
 fn lend(py: Python<'_>, name: &str, tensor: &Tensor) -> PyResult<Memory> {
     if !tensor.is_contiguous() {
-        let message = format!("tensor {name:?} is not contiguous (strides {:?} in elements)", tensor.strides());
+        let message = format!(
+            "tensor {name:?} is not contiguous (strides {:?} in elements)",
+            tensor.strides()
+        );
         return Err(invalid(py, "tensor.not_contiguous", message));
     }
     let len = usize::try_from(tensor.spec().nbytes().0)?;

@@ -28,7 +28,9 @@ pub(crate) fn give_back(loan: Loan) {
             }
         };
         // Without the thread the loans are kept: memory stays taken, but valid.
-        let _started = std::thread::Builder::new().name("stagewire-reap".to_owned()).spawn(reap);
+        let _started = std::thread::Builder::new()
+            .name("stagewire-reap".to_owned())
+            .spawn(reap);
         sender
     });
     if let Err(unsent) = sender.send(loan) {

@@ -70,6 +70,11 @@ impl HostStore {
 
 /// Reads what [`HostStore::address`] gave.
 pub(crate) fn read_address(py: Python<'_>, address: &[u8]) -> PyResult<Peer> {
-    postcard::from_bytes(address)
-        .map_err(|error| invalid(py, "store.address", format!("this is not the address of a store: {error}")))
+    postcard::from_bytes(address).map_err(|error| {
+        invalid(
+            py,
+            "store.address",
+            format!("this is not the address of a store: {error}"),
+        )
+    })
 }

@@ -1,5 +1,8 @@
 //! `Tensor`: the native view of a tensor's memory, whoever owns it.
-#![expect(unsafe_code, reason = "foreign memory is read through pointers; DLPack says how long it lives")]
+#![expect(
+    unsafe_code,
+    reason = "foreign memory is read through pointers; DLPack says how long it lives"
+)]
 
 use std::any::Any;
 use std::ptr::NonNull;
@@ -99,7 +102,11 @@ impl Tensor {
     #[staticmethod]
     fn from_buffer(memory: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = memory.py();
-        let bytes = py.import("builtins")?.getattr("memoryview")?.call1((memory,))?.call_method1("cast", ("B",))?;
+        let bytes = py
+            .import("builtins")?
+            .getattr("memoryview")?
+            .call1((memory,))?
+            .call_method1("cast", ("B",))?;
         let buffer = PyBuffer::<u8>::get(&bytes)?;
         let len = buffer.len_bytes() as u64;
         let spec = TensorSpec::new(DType::U8, [len]).map_err(|error| raise_from(py, &error))?;
@@ -173,10 +180,14 @@ impl Tensor {
             return Err(PyBufferError::new_err("host memory has no stream"));
         }
         if dl_device.is_some_and(|device| device.0 != 1) {
-            return Err(PyBufferError::new_err("the tensor is in host memory; move it after taking it"));
+            return Err(PyBufferError::new_err(
+                "the tensor is in host memory; move it after taking it",
+            ));
         }
         if copy == Some(true) {
-            return Err(PyBufferError::new_err("the tensor is shared, never copied; copy it after taking it"));
+            return Err(PyBufferError::new_err(
+                "the tensor is shared, never copied; copy it after taking it",
+            ));
         }
         dlpack::export(py, self, max_version.map_or(0, |version| version.0))
     }

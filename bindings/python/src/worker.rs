@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use stagewire_connector::worker::{self, Output, WorkerOptions};
 use stagewire_connector::ConsumeOptions;
+use stagewire_connector::worker::{self, Output, WorkerOptions};
 use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Progress, StageName};
 
 use crate::connector::{seconds, stats};
@@ -127,7 +127,9 @@ impl Task {
     #[getter]
     fn inputs(&self) -> Vec<(String, Handle)> {
         let inputs = self.inner.inputs().iter();
-        inputs.map(|input| (input.stage.to_string(), Handle::new(input.handle.clone()))).collect()
+        inputs
+            .map(|input| (input.stage.to_string(), Handle::new(input.handle.clone())))
+            .collect()
     }
 
     #[pyo3(signature = (stage, *, private=false))]
@@ -137,7 +139,10 @@ impl Task {
             private,
             ..ConsumeOptions::default()
         };
-        let consumer = self.inner.consume(Some(&stage), options).map_err(|error| raise_from(py, &error))?;
+        let consumer = self
+            .inner
+            .consume(Some(&stage), options)
+            .map_err(|error| raise_from(py, &error))?;
         Ok(Consumer::new(consumer))
     }
 
@@ -155,7 +160,9 @@ impl Task {
     fn complete(&self, py: Python<'_>, kind: &str, entries: Entries<'_>, metadata: &str) -> PyResult<()> {
         let (entries, tensors) = payload::lend_all(py, entries)?;
         let output = Output {
-            kind: kind.parse().map_err(|error: stagewire_core::SchemaError| raise_from(py, &error))?,
+            kind: kind
+                .parse()
+                .map_err(|error: stagewire_core::SchemaError| raise_from(py, &error))?,
             entries,
             metadata: serde_json::from_str(metadata)
                 .map_err(|error| invalid(py, "payload.metadata", error.to_string()))?,

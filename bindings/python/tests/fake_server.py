@@ -14,9 +14,10 @@ JOB = "0190a000-0000-7000-8000-000000000001"
 
 
 def event(seq: int, kind: str, **more: Any) -> bytes:
-    """One server-sent event."""
+    """One server-sent event. Progress has no id of its own, as at the server."""
     data = json.dumps({"seq": seq, "at_ns": 1_000 + seq, "type": kind, **more})
-    return f"id: {seq}\nevent: {kind}\ndata: {data}\n\n".encode()
+    number = "" if kind == "progress" else f"id: 1.{seq}\n"
+    return f"data: {data}\n{number}\n".encode()
 
 
 class FakeServer:
@@ -45,7 +46,7 @@ class FakeServer:
                 if fake.refusal is not None:
                     self.answer(*fake.refusal)
                 elif self.path == f"/v1/jobs/{JOB}/events":
-                    self.events(int(headers.get("last-event-id", -1)))
+                    self.events()
                 elif self.path == f"/v1/jobs/{JOB}/result":
                     artefact = {
                         "name": "video.mp4",
@@ -72,7 +73,7 @@ class FakeServer:
             do_GET = handle_all
             do_POST = handle_all
 
-            def events(self, seen: int) -> None:
+            def events(self) -> None:
                 self.send_response(200)
                 self.send_header("content-type", "text/event-stream")
                 self.send_header("connection", "close")

@@ -43,15 +43,18 @@ class Event:
     """Something that happened to a job.
 
     Attributes:
-        seq: Number of the event within the job, growing.
-        type: ``queued``, ``offered``, ``running``, ``progress``, ``published``, ``chunk``, ``stage_done``,
-            ``requeued``, ``cancelling``, ``succeeded``, ``failed`` or ``cancelled``; newer servers may have more.
+        id: Where to go on: `Job.events` with ``after=event.id`` gives what comes next.
+        seq: Number of the event within the job. Progress has the number of the event before it.
+        type: ``submitted``, ``queued``, ``offered``, ``running``, ``progress``, ``published``, ``chunk``,
+            ``stage_done``, ``requeued``, ``cancelling``, ``succeeded``, ``failed`` or ``cancelled``; newer servers may
+            have more.
         at_ns: When, in nanoseconds since the Unix epoch.
         stage: The stage it happened to; empty for the job as a whole.
         progress: How far the stage has come, where that is what happened.
         data: The event as the server sent it, with all that it says besides.
     """
 
+    id: str
     seq: int
     type: str
     at_ns: int
@@ -60,12 +63,13 @@ class Event:
     data: dict[str, Any] = field(repr=False)
 
     @classmethod
-    def parse(cls, text: str) -> Event:
-        """Reads the data of one server-sent event."""
+    def parse(cls, event_id: str, text: str) -> Event:
+        """Reads one server-sent event."""
         data = json.loads(text)
         done = data.get("progress")
         progress = Progress(int(done["done"]), int(done["total"]), str(done["unit"])) if done else None
         return cls(
+            id=event_id,
             seq=int(data["seq"]),
             type=str(data["type"]),
             at_ns=int(data.get("at_ns") or 0),
@@ -207,42 +211,45 @@ def ended(job: Mapping[str, Any]) -> None:
 
 
 class Sse:
-    """Cuts a ``text/event-stream`` into the data of its events, wherever the network cut it."""
+    """Cuts a ``text/event-stream`` into its events, wherever the network cut it."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_id: str) -> None:
         self._rest = b""
+        self._id = last_id
         self._data: list[str] = []
 
-    def feed(self, piece: bytes) -> Iterator[str]:
-        """The data of each event that this piece completes."""
+    def feed(self, piece: bytes) -> Iterator[tuple[str, str]]:
+        """The events that this piece completes: the last id so far, and the data."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             text = line.removesuffix(b"\r").decode("utf-8", "replace")
             if not text and self._data:
                 data, self._data = "\n".join(self._data), []
-                yield data
+                yield self._id, data
             elif text.startswith("data:"):
                 self._data.append(text.removeprefix("data:").removeprefix(" "))
+            elif text.startswith("id:"):
+                self._id = text.removeprefix("id:").removeprefix(" ")
 
 
 class Following:
     """Where an event stream stands: what was seen, for how long the server has been away, when the caller gives up."""
 
-    def __init__(self, job_id: str, after: int | None, timeout: float | None) -> None:
+    def __init__(self, job_id: str, after: str | None, timeout: float | None) -> None:
         now = time.monotonic()
         self.done = False
         self._job_id = job_id
-        self._after = after
+        self._after = after or ""
         self._timeout = timeout
         self._deadline = None if timeout is None else now + timeout
         self._away_since: float | None = None
         self._pause = 0.05
-        self._sse = Sse()
+        self._sse = Sse(self._after)
 
     def headers(self) -> dict[str, str]:
         """Where to go on, for a new connection; what was half read is forgotten."""
-        self._sse = Sse()
-        resume = {} if self._after is None else {"last-event-id": str(self._after)}
+        self._sse = Sse(self._after)
+        resume = {"last-event-id": self._after} if self._after else {}
         return {"accept": "text/event-stream", **resume}
 
     def remaining(self) -> float | None:
@@ -265,12 +272,11 @@ class Following:
     def feed(self, piece: bytes) -> Iterator[Event]:
         """The new events in a piece of the stream."""
         self._away_since, self._pause = None, 0.05
-        for data in self._sse.feed(piece):
-            event = Event.parse(data)
-            if self._after is None or event.seq > self._after:
-                self._after = event.seq
-                self.done = self.done or event.ends
-                yield event
+        for event_id, data in self._sse.feed(piece):
+            event = Event.parse(event_id, data)
+            self._after = event_id
+            self.done = self.done or event.ends
+            yield event
 
     def away(self, error: StagewireError) -> float:
         """The server is away: seconds to wait before the next try.

@@ -122,7 +122,7 @@ class AsyncJob:
         """Asks the server for the job's state."""
         return self._now(await self._client._json("GET", _http.job_path(self.id)))
 
-    async def events(self, *, after: int | None = None, timeout: float | None = None) -> AsyncIterator[Event]:
+    async def events(self, *, after: str | None = None, timeout: float | None = None) -> AsyncIterator[Event]:
         """Yields what happens to the job until it has ended; see `stagewire.client.Job.events`.
 
         Raises:

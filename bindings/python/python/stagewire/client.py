@@ -152,13 +152,13 @@ class Job:
         """Asks the server for the job's state."""
         return self._now(self._client._json("GET", _http.job_path(self.id)))
 
-    def events(self, *, after: int | None = None, timeout: float | None = None) -> Iterator[Event]:
+    def events(self, *, after: str | None = None, timeout: float | None = None) -> Iterator[Event]:
         """Yields what happens to the job, from its beginning until it has ended.
 
         Goes on where it stopped when the connection breaks or the server restarts within a minute.
 
         Args:
-            after: Leave out events up to this `Event.seq`.
+            after: Leave out events up to the one of this `Event.id`.
             timeout: Seconds; None is without limit.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
     )
     log_to_stderr()
+    # A stage that writes into mapped memory, or a native library that crashes: the log says where.
+    faulthandler.enable()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         given = options.parse(arguments)
