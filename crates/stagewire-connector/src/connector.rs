@@ -1,12 +1,13 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, Capability, Handle, Incarnation, PayloadId, Peer, StageName, Token, TransferMode};
 use stagewire_transfer::{Host, HostOptions, HostStats, Memory, Transport, listen_unix};
 use tokio::net::UnixListener;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use uuid::Uuid;
 
@@ -111,7 +112,7 @@ pub(crate) struct Shared {
     store: Mutex<Option<Peer>>,
     runtime: tokio::runtime::Handle,
     accept: AbortHandle,
-    closed: AtomicBool,
+    closed: watch::Sender<bool>,
     consumers: Arc<AtomicU64>,
     staged: Arc<AtomicU64>,
 }
@@ -186,7 +187,7 @@ impl Connector {
             store: Mutex::new(options.store),
             runtime: tokio::runtime::Handle::current(),
             accept,
-            closed: AtomicBool::new(false),
+            closed: watch::Sender::new(false),
             consumers: Arc::default(),
             staged: Arc::default(),
         });
@@ -249,8 +250,15 @@ impl Connector {
             capability: Capability::from_random(rand::random()),
             regions,
         };
+        let request = handle.request.clone();
         let live = Live::new(handle, spec.owner, Arc::new(pages));
-        Ok(shared.hold(live, spec.deadline).expect("the id of the payload is new"))
+        let publication = shared.hold(live, spec.deadline).expect("the id of the payload is new");
+        if shared.is_closed() {
+            // It closed meanwhile, and may not have seen this payload.
+            self.release(publication.handle().payload);
+            return Err(PublishError::Closed { request });
+        }
+        Ok(publication)
     }
 
     /// Moves a payload of this process into the store: the store pulls every chunk, becomes the holder, and the
@@ -361,7 +369,13 @@ impl Shared {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        *self.closed.borrow()
+    }
+
+    /// Waits until the connector closes.
+    pub(crate) async fn closed(&self) {
+        // The sender is in `self`.
+        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
     pub(crate) fn store(&self) -> Option<Peer> {
@@ -394,7 +408,7 @@ impl Shared {
 
     /// Ends everything that needs no waiting. Returns whether it had not ended before.
     fn end(&self) -> bool {
-        if self.closed.swap(true, Ordering::AcqRel) {
+        if self.closed.send_replace(true) {
             return false;
         }
         self.accept.abort();

@@ -175,22 +175,15 @@ impl Consumer {
                 None => std::future::pending().await,
             }
         };
-        let outcome = tokio::select! {
+        let shared = Arc::clone(&self.shared);
+        let at = self.place();
+        let waited = self.deadline.unwrap_or_default();
+        let result = tokio::select! {
             biased;
-            reason = stopped => Err(Some(reason)),
-            result = self.advance() => Ok(result),
-            () = late => Err(None),
-        };
-        let result = match outcome {
-            Ok(result) => result,
-            Err(Some(reason)) => Err(ConsumeError::Stopped {
-                at: self.place(),
-                reason,
-            }),
-            Err(None) => Err(ConsumeError::Deadline {
-                at: self.place(),
-                waited: self.deadline.unwrap_or_default(),
-            }),
+            reason = stopped => Err(ConsumeError::Stopped { at, reason }),
+            () = shared.closed() => Err(ConsumeError::Closed { at }),
+            result = self.advance() => result,
+            () = late => Err(ConsumeError::Deadline { at, waited }),
         };
         if matches!(
             result,
@@ -305,21 +298,13 @@ impl Consumer {
                 Err(()) if readable => return Ok(()),
                 Err(()) => {
                     self.call = None;
-                    let how = if self.shared.is_closed() {
-                        "this connector was closed"
-                    } else {
-                        "it ended the connection"
-                    };
-                    return Err(self.lost(how.to_owned()));
+                    return Err(self.lost("it ended the connection".to_owned()));
                 }
             }
         }
     }
 
     async fn watch(&self) -> Result<Call, ConsumeError> {
-        if self.shared.is_closed() {
-            return Err(self.lost("this connector was closed".to_owned()));
-        }
         let link = self.shared.links().to(&self.handle.holder).await.map_err(|source| {
             if source.is_lost() {
                 self.lost(source.to_string())

@@ -124,7 +124,7 @@ impl Links {
         result
     }
 
-    /// Ends every connection.
+    /// Ends every connection but those that are being made: who makes one is told to stop as well.
     pub(crate) fn close(&self) {
         for slot in std::mem::take(&mut *lock(&self.slots)).into_values() {
             if let Ok(mut link) = slot.try_lock()

@@ -94,6 +94,8 @@ pub enum ConsumeError {
     Deadline { at: Box<Place>, waited: Duration },
     #[error("{at}: stopped: {reason}")]
     Stopped { at: Box<Place>, reason: Failure },
+    #[error("{at}: this process's connector is closed")]
+    Closed { at: Box<Place> },
     #[error("{at}: {message}")]
     Protocol { at: Box<Place>, message: &'static str },
 }
@@ -113,6 +115,7 @@ impl Classify for ConsumeError {
             Self::Transfer { source, .. } => source.class(),
             Self::Deadline { .. } => ErrorClass::Deadline,
             Self::Stopped { reason, .. } => reason.class,
+            Self::Closed { .. } => ErrorClass::Cancelled,
             Self::Protocol { .. } => ErrorClass::Internal,
         }
     }
@@ -131,6 +134,7 @@ impl Classify for ConsumeError {
             Self::Transfer { source, .. } => source.reason(),
             Self::Deadline { .. } => "consume.deadline",
             Self::Stopped { .. } => "consume.stopped",
+            Self::Closed { .. } => "connector.closed",
             Self::Protocol { .. } => "protocol.malformed",
         }
     }
@@ -188,6 +192,7 @@ impl ConsumeError {
             | Self::Transfer { at, .. }
             | Self::Deadline { at, .. }
             | Self::Stopped { at, .. }
+            | Self::Closed { at }
             | Self::Protocol { at, .. } => Some(at),
         }
     }

@@ -1,1 +1,171 @@
+use stagewire_core::{
+    DType, Entry, EntryValue, ErrorClass, Incarnation, Manifest, PayloadKind, Peer, ProcessRef, StageName, TensorSpec,
+    TransferMode,
+};
+use uuid::Uuid;
 
+use super::*;
+
+/// Counts how often it was dropped.
+#[derive(Debug)]
+struct Memory(Arc<AtomicU64>);
+
+impl Keep for Memory {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+struct World {
+    table: Arc<Table>,
+    freed: Arc<AtomicU64>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            table: Arc::default(),
+            freed: Arc::default(),
+        }
+    }
+
+    fn live(&self, owner: Owner) -> Live {
+        let spec = TensorSpec::new(DType::U8, [4]).expect("small");
+        let entry = Entry {
+            name: "x".to_owned(),
+            value: EntryValue::Tensor(spec),
+        };
+        let handle = Handle {
+            payload: PayloadId(Uuid::from_u128(1)),
+            request: "request".to_owned(),
+            stage: StageName::new("denoise").expect("a name"),
+            manifest: Manifest::new(PayloadKind::Latent, vec![entry]).expect("one name"),
+            mode: TransferMode::P2p,
+            holder: Peer {
+                incarnation: Incarnation(Uuid::from_u128(2)),
+                process: ProcessRef { pid: 1, started: 1 },
+                socket: String::new(),
+                transports: Vec::new(),
+            },
+            capability: Capability::from_random([1; 16]),
+            regions: Vec::new(),
+        };
+        Live::new(handle, owner, Arc::new(Memory(Arc::clone(&self.freed))))
+    }
+
+    fn hold(&self, owner: Owner) -> Arc<Live> {
+        self.table.insert(self.live(owner)).expect("the id is free")
+    }
+
+    fn watch(&self) -> Result<Claim, Refusal> {
+        self.table
+            .watch(PayloadId(Uuid::from_u128(1)), Capability::from_random([1; 16]))
+    }
+
+    fn freed(&self) -> u64 {
+        self.freed.load(Ordering::Relaxed)
+    }
+}
+
+fn failure() -> Failure {
+    Failure::new(ErrorClass::Internal, "test.failure", "on purpose")
+}
+
+#[test]
+fn one_payload_of_an_id_is_held_at_a_time() {
+    let world = World::new();
+    world.hold(Owner::Orchestrator);
+    assert!(world.table.insert(world.live(Owner::Orchestrator)).is_none());
+    assert_eq!(
+        (world.table.size(), world.freed()),
+        ((1, 4), 1),
+        "the second one's memory goes"
+    );
+}
+
+#[test]
+fn a_consumers_payload_has_one_consumer_until_that_one_lets_go() {
+    let world = World::new();
+    world.hold(Owner::Consumer);
+    let first = world.watch().expect("free");
+    assert_eq!(world.watch().expect_err("claimed"), Refusal::Claimed);
+    drop(first);
+    world.watch().expect("free again").finish();
+    assert_eq!(world.watch().expect_err("consumed"), Refusal::Released);
+    assert_eq!((world.table.size(), world.freed()), ((0, 0), 1));
+}
+
+#[test]
+fn an_orchestrators_payload_survives_its_consumers() {
+    let world = World::new();
+    let live = world.hold(Owner::Orchestrator);
+    let (first, second) = (world.watch().expect("free"), world.watch().expect("free"));
+    first.finish();
+    second.finish();
+    assert_eq!(world.freed(), 0);
+    assert!(world.table.release(live.handle().payload, Gone::Released));
+    assert!(!world.table.release(live.handle().payload, Gone::Released), "twice");
+    assert_eq!((world.freed(), live.phase()), (1, PayloadPhase::Released));
+}
+
+#[test]
+fn a_failure_frees_the_memory_and_is_told_to_who_comes_late() {
+    for owner in [Owner::Orchestrator, Owner::Consumer] {
+        let world = World::new();
+        let live = world.hold(owner);
+        let states = live.subscribe();
+        world.table.fail(&live, failure());
+        world
+            .table
+            .fail(&live, Failure::new(ErrorClass::Internal, "test.second", "too late"));
+        assert_eq!((world.freed(), world.table.failed.load(Ordering::Relaxed)), (1, 1));
+        assert_eq!(states.borrow().end, Some(End::Failed(failure())));
+        match world.watch() {
+            // Its owner still has to release it.
+            Ok(claim) if owner == Owner::Orchestrator => {
+                assert_eq!(claim.live().subscribe().borrow().end, Some(End::Failed(failure())));
+            }
+            Err(refusal) if owner == Owner::Consumer => assert_eq!(refusal, Refusal::Failed(failure())),
+            other => panic!("{owner:?}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_complete_payload_does_not_fail() {
+    let world = World::new();
+    let live = world.hold(Owner::Consumer);
+    live.seal();
+    world.table.fail(&live, failure());
+    assert_eq!((world.freed(), live.phase()), (0, PayloadPhase::Sealed));
+}
+
+#[test]
+fn a_payload_is_released_only_by_who_means_it() {
+    let world = World::new();
+    let old = world.hold(Owner::Orchestrator);
+    world.table.release(old.handle().payload, Gone::Released);
+    let new = world.hold(Owner::Orchestrator);
+    assert!(!world.table.release_this(&old), "the new one has the same id");
+    assert!(world.table.release_this(&new));
+}
+
+#[test]
+fn a_wrong_capability_opens_nothing() {
+    let world = World::new();
+    let live = world.hold(Owner::Consumer);
+    let forged = world
+        .table
+        .watch(live.handle().payload, Capability::from_random([2; 16]));
+    assert_eq!(forged.expect_err("forged"), Refusal::Denied);
+    assert_eq!(
+        world
+            .table
+            .watch(PayloadId(Uuid::from_u128(9)), Capability::from_random([1; 16]))
+            .expect_err("unknown"),
+        Refusal::Unknown
+    );
+    world.watch().expect("a refused consumer claims nothing");
+}

@@ -12,6 +12,7 @@ mod store;
 mod transfer;
 mod worker;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,9 +42,13 @@ impl World {
         Self { connector, dir }
     }
 
+    fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
     /// Another process in the same run directory.
     async fn second(&self) -> second::Second {
-        second::Second::start(self.dir.path(), Borrowing::Auto).await
+        second::Second::start(&self.run_dir(), Borrowing::Auto).await
     }
 }
 
@@ -51,7 +56,7 @@ fn options(dir: &TempDir, role: &str, borrow: Borrowing) -> ConnectorOptions {
     ConnectorOptions {
         arena_limit: ByteCount(64 << 20),
         borrow,
-        ..ConnectorOptions::new(dir.path(), StageName::new(role).expect("a name"))
+        ..ConnectorOptions::new(dir.path().join("run"), StageName::new(role).expect("a name"))
     }
 }
 

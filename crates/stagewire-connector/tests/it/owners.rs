@@ -227,17 +227,17 @@ async fn closing_ends_everything_and_can_be_repeated() {
     world.connector.close().await;
     world.connector.close().await;
     publication.released().await;
-    tokio::time::timeout(PATIENCE, waiting)
+    let ended = tokio::time::timeout(PATIENCE, waiting)
         .await
         .expect("it ends")
-        .expect("no panic")
-        .expect_err("closed");
+        .expect("no panic");
+    assert!(matches!(ended, Err(ConsumeError::Closed { .. })), "{ended:?}");
     let error = world
         .connector
         .publish(spec, bundle.memory(&arena))
         .expect_err("closed");
     assert_eq!(error.reason(), "connector.closed");
-    let left = std::fs::read_dir(world.dir.path().join("peers")).expect("a directory");
+    let left = std::fs::read_dir(world.run_dir().join("peers")).expect("a directory");
     let left: Vec<_> = left.map(|entry| entry.expect("an entry").path()).collect();
     let own = &world.connector.peer().incarnation.0.simple().to_string()[..16];
     assert!(

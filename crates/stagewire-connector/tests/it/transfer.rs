@@ -140,7 +140,7 @@ async fn a_latent_is_cut_along_every_dimension_evenly_or_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_that_may_not_be_borrowed_is_copied_once() {
     let world = World::new().await;
-    let mut second = Second::start(world.dir.path(), Borrowing::Never).await;
+    let mut second = Second::start(&world.run_dir(), Borrowing::Never).await;
     let bundle = Bundle::one(&[4, 9, 1000]).cut(1, 4).borrowed();
     let handle = second.publish(&bundle, Owner::Orchestrator).await;
     assert!(handle.regions.iter().all(|region| region.transport == "shm"));

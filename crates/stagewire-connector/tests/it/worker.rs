@@ -33,7 +33,7 @@ impl Deployment {
     async fn new(slots: u32) -> Self {
         let world = World::new().await;
         let mut fake = Fake::start(&run_dir(&world), Some(world.connector.peer().clone())).await;
-        let mut options = WorkerOptions::new(world.dir.path(), stage("denoise"));
+        let mut options = WorkerOptions::new(world.run_dir(), stage("denoise"));
         options.slots = slots;
         options.arena_limit = ByteCount(16 << 20);
         let worker = Worker::attach(options).await.expect("a server is there");
@@ -74,7 +74,7 @@ async fn next_task(worker: &Worker) -> Option<Task> {
 }
 
 fn run_dir(world: &World) -> RunDir {
-    RunDir::locate(Some(world.dir.path()))
+    RunDir::locate(Some(&world.run_dir()))
 }
 
 fn stage(name: &str) -> StageName {
@@ -147,6 +147,7 @@ async fn an_attempt_reads_publishes_and_ends() {
     while let Some(chunk) = consumer.next().await.expect("alive") {
         bundle.check(&chunk.tensors, Some(chunk.index));
     }
+    drop(consumer);
     task.progress(Progress {
         done: 1,
         total: 4,
