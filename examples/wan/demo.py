@@ -91,7 +91,7 @@ def staged(options: argparse.Namespace, deployment: Deployment, report: dict, sa
     report["info"] = result.info
     report["requeued"] = watch.requeued
     report["staged"] = {
-        "first_frame_s": round((watch.first_frame - watch.began) / 1e9, 3),
+        "first_frame_s": round((watch.first_frame - watch.began) / 1e9, 3) if watch.first_frame else None,
         "total_s": round((watch.ended - watch.began) / 1e9, 3),
         "handovers": [chunk for view in watch.stages.values() for chunk in view.chunks],
     }
@@ -128,7 +128,7 @@ def summary(options: argparse.Namespace, report: dict, say) -> None:
     took = [(chunk["end_ns"] - chunk["begin_ns"]) / 1e3 for chunk in chunks]
     lines = ["", f"{'':24}{'first frame':>12}{'total':>12}"]
     for name, times in (("three processes", ours), ("one process", theirs)):
-        lines.append(f"  {name:22}{times['first_frame_s']:>10.2f} s{times['total_s']:>10.2f} s")
+        lines.append(f"  {name:22}" + "".join(f"{times[key]:>10.2f} s" for key in ("first_frame_s", "total_s")))
     lines += [
         "  One call returns with its last frame; the decode stage has its first one after the first chunk of latents.",
         "",

@@ -84,13 +84,8 @@ class Deployment:
             with urllib.request.urlopen(f"{self.url}/readyz", timeout=5):
                 return ""
         except urllib.error.HTTPError as answer:
-            try:
-                details = json.loads(answer.read())
-            except ValueError:
-                details = {}
-            missing = details.get("missing") or details.get("error", {}).get("message")
-            missing = ", ".join(missing) if isinstance(missing, list) else missing
-            return f"workers load their models: {missing}" if missing else "workers load their models"
+            missing = json.loads(answer.read()).get("stages_without_worker", [])
+            return f"workers load their models: {', '.join(missing)}"
         except (OSError, ValueError, KeyError):
             return "the server starts"
 
