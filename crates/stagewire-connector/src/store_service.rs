@@ -112,15 +112,23 @@ impl StoreService {
             store: self.store.clone(),
             payload: stored.payload,
         };
-        // Only now may the producer let go. A producer in this very process makes room for its own payload's new place.
-        consumer.ack().await.map_err(|error| error.to_failure())?;
         if shared.peer().incarnation == producer {
+            // A producer in this very process makes room for its payload's new place.
             shared.table().release(stored.payload, Gone::Released);
         }
         let live = Live::new(stored.clone(), owner, Arc::new(keep));
+        // Nothing is awaited between the seal and this: a put that is given up half-way leaves no object behind.
         match shared.hold(live, owner.usual_deadline()) {
             Some(publication) => publication.seal(),
             None => return Err(conflict(stored.payload)),
+        }
+        if self.store.get(stored.payload).await.is_err() {
+            // Discarded in the meantime.
+            shared.table().release(stored.payload, Gone::Released);
+        }
+        // Only now may the producer let go. Where it cannot be told, it keeps its copy until its owner releases it.
+        if let Err(error) = consumer.ack().await {
+            tracing::debug!(%error, "the producer of a stored payload could not be told");
         }
         Ok(stored)
     }

@@ -85,6 +85,8 @@ pub(crate) struct Inner {
     /// Why no more tasks come; set once.
     over: Mutex<Option<Failure>>,
     draining: AtomicBool,
+    /// The session has ended: nobody releases payloads any more.
+    alone: AtomicBool,
     /// Counts the times that an attempt left its slot or a payload was released.
     freed: watch::Sender<u64>,
 }
@@ -145,6 +147,7 @@ impl Worker {
             attempts: Mutex::default(),
             over: Mutex::default(),
             draining: AtomicBool::new(false),
+            alone: AtomicBool::new(false),
             freed: watch::Sender::new(0),
         });
         let (queue, tasks) = mpsc::unbounded_channel();
@@ -185,18 +188,23 @@ impl Worker {
         lock(&self.inner.attempts).len()
     }
 
-    /// Leaves in order: waits until the server has released every payload, at most `within`, then closes.
+    /// Leaves in order: waits until the server has released every payload, at most `within`, then closes. Without a
+    /// server there is nothing to wait for.
     ///
     /// # Cancel safety
     /// A dropped future leaves the worker attached; call [`Worker::close`] then.
     pub async fn leave(&self, within: Duration) {
-        let mut freed = self.inner.freed.subscribe();
-        let empty = async { while !self.inner.connector.live().is_empty() && freed.changed().await.is_ok() {} };
-        if tokio::time::timeout(within, empty).await.is_err() {
-            let payloads = self.inner.connector.live().len();
+        let inner = &self.inner;
+        let mut freed = inner.freed.subscribe();
+        let needed = || !inner.connector.live().is_empty() && !inner.alone.load(Ordering::Acquire);
+        let released = async { while needed() && freed.changed().await.is_ok() {} };
+        let in_time = tokio::time::timeout(within, released).await.is_ok();
+        let payloads = inner.connector.live().len();
+        if payloads > 0 {
             tracing::warn!(
                 payloads,
-                "left while payloads were still needed; they must be produced again"
+                in_time,
+                "left with payloads that may be needed; they must be produced again"
             );
         }
         self.close().await;
@@ -237,6 +245,12 @@ impl Inner {
     /// The attempt has left its slot.
     fn free(&self, token: Token) {
         lock(&self.attempts).remove(&token);
+        self.note_freed();
+    }
+
+    /// The session has ended.
+    fn leave_alone(&self) {
+        self.alone.store(true, Ordering::Release);
         self.note_freed();
     }
 

@@ -33,6 +33,7 @@ impl Driver {
                 event = events.recv() => match event {
                     Some(event) => self.hear(event),
                     None => {
+                        self.inner.leave_alone();
                         self.inner.end(gone("the session ended"));
                         return;
                     }
@@ -52,6 +53,7 @@ impl Driver {
                 _ => {}
             }
         }
+        self.inner.leave_alone();
     }
 
     fn hear(&self, event: SessionEvent) {
@@ -81,6 +83,7 @@ impl Driver {
             }
             SessionEvent::Over(error) => {
                 tracing::error!(stage = %inner.stage, %error, "gave up looking for the server");
+                inner.leave_alone();
                 inner.end(error.to_failure());
             }
             other => tracing::debug!(?other, "ignored an event of the session"),

@@ -126,7 +126,7 @@ async fn a_dead_consumer_leaves_no_pin_and_its_successor_begins_at_the_first_chu
             match successor.next().await {
                 Ok(chunk) => break chunk.expect("a chunk"),
                 Err(ConsumeError::Claimed { .. }) => {
-                    assert!(begin.elapsed() < PATIENCE, "still claimed by a dead process")
+                    assert!(begin.elapsed() < PATIENCE, "still claimed by a dead process");
                 }
                 Err(error) => panic!("{error}"),
             }

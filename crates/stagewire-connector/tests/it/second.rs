@@ -104,9 +104,14 @@ impl Second {
         Self { child, stdin, stdout }
     }
 
-    pub(crate) async fn ask(&mut self, ask: Ask) -> Answer {
-        let line = format!("{}\n", encode(&ask));
+    /// Asks without waiting for the answer.
+    pub(crate) async fn tell(&mut self, ask: &Ask) {
+        let line = format!("{}\n", encode(ask));
         self.stdin.write_all(line.as_bytes()).await.expect("it listens");
+    }
+
+    pub(crate) async fn ask(&mut self, ask: Ask) -> Answer {
+        self.tell(&ask).await;
         let answer = async {
             loop {
                 let line = self.stdout.next_line().await.expect("text").expect("it lives");

@@ -260,6 +260,56 @@ async fn a_store_that_dies_is_noticed_by_both_sides() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_producer_that_dies_half_way_leaves_nothing_in_the_store() {
+    for round in 0..8 {
+        let mut three = Three::new(ByteCount(8 << 20), false).await;
+        let handle = three
+            .producer
+            .open(&Bundle::one(&[4, 1 << 16]).cut(0, 4), Owner::Orchestrator)
+            .await;
+        // The last chunk never comes.
+        for chunk in 0..3 {
+            three.producer.ready(&handle, chunk).await;
+        }
+        three.producer.tell(&put(&handle, None, PATIENCE)).await;
+        tokio::time::sleep(Duration::from_millis(round)).await;
+        three.producer.kill().await;
+        three.store.all_gone().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_can_put_into_its_own_store() {
+    let world = World::new().await;
+    let mut second = world.second().await;
+    second
+        .ask(Ask::ServeStore {
+            limit: ByteCount(1 << 20),
+            closed: false,
+        })
+        .await;
+    let peer = second.peer().await;
+    second.done(Ask::UseStore { peer }).await;
+    for owner in [Owner::Orchestrator, Owner::Consumer] {
+        let bundle = mixed().cut(1, 2).borrowed();
+        let handle = second.publish(&bundle, owner).await;
+        let stored = second.handle(put(&handle, None, PATIENCE)).await;
+        let mut consumer = world
+            .connector
+            .consume(stored.clone(), ConsumeOptions::within(PATIENCE))
+            .expect("a consumer");
+        bundle.check(&consumer.fetch_all().await.expect("it is there").tensors, None);
+        drop(consumer);
+        second
+            .done(Ask::Release {
+                payload: stored.payload,
+            })
+            .await;
+        second.all_gone().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn who_keeps_no_store_says_so() {
     let world = World::new().await;
     let mut second = world.second().await;

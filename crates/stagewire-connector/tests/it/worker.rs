@@ -541,8 +541,18 @@ async fn what_runs_and_what_is_held_outlives_the_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_without_a_server_ends() {
-    let mut deployment = Deployment::new(1).await;
-    let task = deployment.task(offer(1, vec![], whole())).await;
+    let mut deployment = Deployment::new(2).await;
+    let done = deployment.task(offer(1, vec![], whole())).await;
+    let completing = tokio::spawn(async move {
+        done.complete(output(vec![6; 10]))
+            .await
+            .map_err(|error| error.to_string())
+    });
+    deployment.stream.published(token(1)).await;
+    deployment.stream.completed(token(1)).await;
+    deployment.stream.accept(token(1)).await;
+    completing.await.expect("no panic").expect("accepted");
+    let task = deployment.task(offer(2, vec![], whole())).await;
     drop((deployment.fake, deployment.stream));
     let reason = tokio::time::timeout(PATIENCE, task.stop().stopped())
         .await
@@ -554,7 +564,11 @@ async fn a_worker_without_a_server_ends() {
         Some(ErrorClass::Unavailable)
     );
     drop(task);
-    deployment.worker.close().await;
+    assert_eq!(deployment.worker.connector().live().len(), 1);
+    // Nobody is left who could release it.
+    tokio::time::timeout(Duration::from_secs(5), deployment.worker.leave(PATIENCE))
+        .await
+        .expect("it leaves at once");
     all_gone(deployment.worker.connector()).await;
 }
 
