@@ -1,6 +1,6 @@
 """The package with the real server and its workers: jobs, failures, cancellation, deaths and restarts.
 
-Needs the `stagewire` binary: `cargo build`, or `STAGEWIRE_BIN`.
+Needs the `stagewire` binary: what `make setup` or `cargo build` made, or `STAGEWIRE_BINARY`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).parent
-BINARY = Path(os.environ.get("STAGEWIRE_BIN") or HERE.parents[2] / "target/debug/stagewire")
+TARGET = HERE.parents[2] / "target"
+BUILT = [path for path in (TARGET / "release/stagewire", TARGET / "debug/stagewire") if path.is_file()]
+BINARY = Path(os.environ.get("STAGEWIRE_BINARY") or (BUILT or [TARGET / "release/stagewire"])[0])
 
-pytestmark = pytest.mark.skipif(not BINARY.is_file(), reason=f"no stagewire binary at {BINARY}: cargo build")
+pytestmark = pytest.mark.skipif(not BINARY.is_file(), reason=f"no stagewire binary at {BINARY}: run make setup")
 
 
 class Deployment:
