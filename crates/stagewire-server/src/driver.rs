@@ -190,13 +190,16 @@ impl Drive {
         let mut replies = Vec::with_capacity(inputs.len());
         for (input, reply) in inputs {
             let worker = batch::sender(&input);
+            let failed = matches!(input, Input::Failed { .. });
             let answer = self.sched.decide(now, input).map(|decision| {
                 let job = decision.job;
                 self.batch.take(&mut self.sched, &self.outlet.histories, now, decision);
                 job
             });
-            if let (Err(refusal), Some((worker, token))) = (&answer, worker) {
-                self.batch.refuse(worker, token, refusal);
+            match (&answer, worker) {
+                (Err(refusal), Some((worker, token))) => self.batch.refuse(worker, token, refusal),
+                (Ok(_), Some((worker, token))) if failed => self.batch.accept_failure(worker, token),
+                _ => {}
             }
             replies.extend(reply.map(|reply| (reply, answer)));
         }

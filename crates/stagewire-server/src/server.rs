@@ -23,7 +23,6 @@ use crate::artefacts::Artefacts;
 use crate::clock::Clock;
 use crate::config::{Config, ServerSettings};
 use crate::driver::{Drive, Replayed, replay};
-use crate::history::Histories;
 use crate::host::StoreHost;
 use crate::http::{App, Guard, router};
 use crate::journal::{Journal, JournalError};

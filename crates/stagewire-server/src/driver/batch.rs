@@ -95,6 +95,12 @@ impl Batch {
         }
     }
 
+    /// Tells a worker that the failure it reported was taken, so that it need not repeat it. Completions are answered by
+    /// the scheduler itself.
+    pub(super) fn accept_failure(&mut self, worker: Incarnation, token: Token) {
+        self.out.push(Out::Effect(Effect::Accepted { worker, token }));
+    }
+
     /// Tells a worker that what it said of an attempt is not taken.
     pub(super) fn refuse(&mut self, worker: Incarnation, token: Token, refusal: &Refusal) {
         let failure = refusal.to_failure();

@@ -10,7 +10,6 @@ use stagewire_core::{Classify, ErrorClass, Incarnation, ProcessRef, StageName};
 use stagewire_sched::{Input, WorkerInfo};
 use subtle::ConstantTimeEq;
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -81,13 +80,14 @@ impl Attach {
     }
 }
 
-type Outgoing = std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<v1::ServerMessage, Status>> + Send>>;
-
 #[tonic::async_trait]
 impl Orchestrator for Attach {
-    type AttachStream = Outgoing;
+    type AttachStream = ReceiverStream<Result<v1::ServerMessage, Status>>;
 
-    async fn attach(&self, request: Request<Streaming<v1::WorkerMessage>>) -> Result<Response<Outgoing>, Status> {
+    async fn attach(
+        &self,
+        request: Request<Streaming<v1::WorkerMessage>>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
         let inner = &self.inner;
         inner.authenticate(&request)?;
         let mut incoming = request.into_inner();
@@ -138,11 +138,9 @@ impl Orchestrator for Attach {
             worker: incarnation,
             generation,
         };
-        inner.tasks.spawn(reader.run(incoming, close.clone()));
-        // Ends with the stream's own last message, or when it is closed.
-        let outgoing = ReceiverStream::new(outgoing);
-        let outgoing = futures::StreamExt::take_until(outgoing, close.cancelled_owned());
-        Ok(Response::new(Box::pin(outgoing.fuse())))
+        inner.tasks.spawn(reader.run(incoming, close));
+        // Ends once the stream is taken out and everything that was sent before has gone.
+        Ok(Response::new(ReceiverStream::new(outgoing)))
     }
 }
 

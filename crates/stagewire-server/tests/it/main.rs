@@ -1,3 +1,13 @@
 //! Everything that the server promises to those outside it.
 
+mod child;
 mod config;
+mod crash;
+mod events;
+mod http;
+mod jobs;
+mod protocol;
+mod site;
+mod stages;
+mod start;
+mod store;

@@ -1,0 +1,70 @@
+//! A server in a process of its own, which can be killed.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use stagewire_server::{RunDir, Server};
+
+use crate::site::{Http, Site, options, until};
+
+/// Names the directory of the deployment to the child.
+const DIR: &str = "STAGEWIRE_TEST_SITE";
+
+/// The child itself, not a test: what `ChildServer` starts.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run as a child process by the tests that kill servers"]
+async fn serve() {
+    let Some(dir) = std::env::var_os(DIR) else { return };
+    let dir = Path::new(&dir);
+    let config = std::fs::read_to_string(dir.join("stagewire.toml")).unwrap();
+    let server = Server::start(options(dir.to_owned(), &config)).await.unwrap();
+    panic!("the server stopped: {}", server.stopped().await);
+}
+
+/// Killed when dropped.
+pub(crate) struct ChildServer {
+    child: Child,
+    pub(crate) http: Http,
+    pub(crate) epoch: u64,
+}
+
+impl ChildServer {
+    pub(crate) async fn start(site: &Site) -> Self {
+        std::fs::write(site.dir.path().join("stagewire.toml"), &site.config).unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["child::serve", "--exact", "--ignored", "--nocapture"])
+            .env(DIR, site.dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let run_dir = RunDir::locate(Some(&site.run_dir()));
+        let pid = child.id();
+        let file = until("the child to announce itself", || async {
+            run_dir.server().ok().filter(|file| file.process.pid == pid)
+        })
+        .await;
+        Self {
+            child,
+            http: Http::new(format!("http://{}", file.http)),
+            epoch: file.epoch,
+        }
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for ChildServer {
+    fn drop(&mut self) {
+        if self.child.try_wait().unwrap().is_none() {
+            self.end();
+        }
+    }
+}

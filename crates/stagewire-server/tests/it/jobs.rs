@@ -1,0 +1,209 @@
+//! Jobs from submission to result, with real workers.
+
+use reqwest::{Method, StatusCode};
+use serde_json::json;
+
+use crate::site::{Site, answer, until};
+use crate::stages::{Workers, video};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_becomes_a_video() {
+    let site = Site::new();
+    let api = site.start().await;
+    let workers = Workers::attach(&site.run_dir()).await;
+    let job = api.submit("a red cat").await;
+    let shown = api.until(&job, &["succeeded", "failed"]).await;
+    assert_eq!(shown["state"], "succeeded", "{shown}");
+    assert_eq!(shown["params"], json!({"prompt": "a red cat", "steps": 4}));
+
+    let (status, result) = api.get(&format!("/v1/jobs/{job}/result")).await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(result["info"], json!({"frames": 6}));
+    let file = &result["artefacts"][0];
+    assert_eq!(
+        (file["name"].as_str(), file["nbytes"].as_u64()),
+        (Some("video.mp4"), Some(1200))
+    );
+    let response = api
+        .request(Method::GET, file["url"].as_str().unwrap())
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(response.headers()["content-type"], "video/mp4");
+    assert_eq!(response.headers()["x-content-type-options"], "nosniff");
+    assert_eq!(response.bytes().await.unwrap(), video("a red cat", 4));
+    let page = &result["artefacts"][1];
+    let response = api
+        .request(Method::GET, page["url"].as_str().unwrap())
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(response.headers()["content-security-policy"], "sandbox");
+    assert_eq!(
+        response.headers()["content-disposition"],
+        "attachment; filename*=UTF-8''..%2Fnote.html"
+    );
+
+    // Everything is let go of.
+    until("payloads to be released", || async {
+        (workers.live() == 0).then_some(())
+    })
+    .await;
+    let (_, stats) = api.get("/v1/stats").await;
+    assert_eq!(
+        (&stats["live_payloads"], &stats["transfer"]["pins"]),
+        (&json!(0), &json!(0)),
+        "{stats}"
+    );
+    workers.close().await;
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_jobs_at_once_all_end_and_leave_nothing() {
+    let site = Site::new();
+    let api = site.start().await;
+    let workers = Workers::with_slots(&site.run_dir(), 2).await;
+    let mut jobs = Vec::new();
+    for n in 0..30 {
+        jobs.push((api.submit(&format!("cat {n}")).await, format!("cat {n}")));
+    }
+    for (job, prompt) in &jobs {
+        let shown = api.until(job, &["succeeded", "failed"]).await;
+        assert_eq!(shown["state"], "succeeded", "{shown}");
+        let (_, result) = api.get(&format!("/v1/jobs/{job}/result")).await;
+        let url = result["artefacts"][0]["url"].as_str().unwrap().to_owned();
+        let bytes = api
+            .request(Method::GET, &url)
+            .send()
+            .await
+            .unwrap()
+            .bytes()
+            .await
+            .unwrap();
+        assert_eq!(bytes, video(prompt, 4));
+    }
+    until("payloads to be released", || async {
+        (workers.live() == 0).then_some(())
+    })
+    .await;
+    let (_, list) = api.get("/v1/jobs?state=succeeded&limit=20").await;
+    assert_eq!(list["jobs"].as_array().unwrap().len(), 20);
+    let next = list["next"].as_str().unwrap();
+    let (_, rest) = api.get(&format!("/v1/jobs?limit=20&before={next}")).await;
+    assert_eq!(
+        (rest["jobs"].as_array().unwrap().len(), &rest["next"]),
+        (10, &json!(null))
+    );
+    workers.close().await;
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_workers_exception_reaches_the_client_and_the_worker_lives_on() {
+    let site = Site::new();
+    let api = site.start().await;
+    let workers = Workers::attach(&site.run_dir()).await;
+    let job = api.submit("refuse").await;
+    let shown = api.until(&job, &["succeeded", "failed"]).await;
+    assert_eq!(shown["state"], "failed");
+    assert_eq!(shown["failure"]["message"], "ValueError: <b>this prompt is refused</b>");
+    let (status, result) = api.get(&format!("/v1/jobs/{job}/result")).await;
+    assert_eq!(
+        (status, &result["error"]["reason"]),
+        (StatusCode::CONFLICT, &json!("stage.raised"))
+    );
+    let page = api
+        .request(Method::GET, &format!("/v1/jobs/{job}/timeline.html"))
+        .send()
+        .await
+        .unwrap();
+    let page = page.text().await.unwrap();
+    assert!(page.contains("&lt;b&gt;this prompt is refused&lt;/b&gt;") && !page.contains("<b>this prompt"));
+
+    let job = api.submit("fine").await;
+    assert_eq!(api.until(&job, &["succeeded", "failed"]).await["state"], "succeeded");
+    workers.close().await;
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_job_is_cancelled_at_its_next_step() {
+    let site = Site::new();
+    let api = site.start().await;
+    let workers = Workers::attach(&site.run_dir()).await;
+    let job = api.submit("hold").await;
+    api.until_stage(&job, "denoise", "running").await;
+
+    let (status, error) = api.get(&format!("/v1/jobs/{job}/result")).await;
+    assert_eq!(
+        (status, &error["error"]["reason"]),
+        (StatusCode::CONFLICT, &json!("job.not_ended"))
+    );
+    let (status, _) = answer(api.request(Method::POST, &format!("/v1/jobs/{job}/cancel"))).await;
+    assert_eq!(status, StatusCode::ACCEPTED);
+    api.until(&job, &["cancelled"]).await;
+    let (status, _) = answer(api.request(Method::POST, &format!("/v1/jobs/{job}/cancel"))).await;
+    assert_eq!(status, StatusCode::ACCEPTED, "cancelling twice is no error");
+    let (status, error) = api.get(&format!("/v1/jobs/{job}/result")).await;
+    assert_eq!(
+        (status, &error["error"]["class"]),
+        (StatusCode::CONFLICT, &json!("cancelled"))
+    );
+    until("payloads to be released", || async {
+        (workers.live() == 0).then_some(())
+    })
+    .await;
+
+    // The slot is free again.
+    let job = api.submit("next").await;
+    api.until(&job, &["succeeded"]).await;
+    let (status, error) = answer(api.request(Method::POST, &format!("/v1/jobs/{job}/cancel"))).await;
+    assert_eq!(
+        (status, &error["error"]["reason"]),
+        (StatusCode::CONFLICT, &json!("job.ended"))
+    );
+    workers.close().await;
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_timeline_shows_stages_and_chunks() {
+    let site = Site::new();
+    let api = site.start().await;
+    let workers = Workers::attach(&site.run_dir()).await;
+    let job = api.submit("<script>alert(1)</script>").await;
+    api.until(&job, &["succeeded"]).await;
+    let (_, timeline) = api.get(&format!("/v1/jobs/{job}/timeline")).await;
+    let stages = timeline["stages"].as_array().unwrap();
+    assert!(
+        stages.iter().all(|stage| stage["attempts"][0]["end"] == "done"),
+        "{timeline}"
+    );
+    let chunks = timeline["handovers"].as_array().unwrap();
+    let received: Vec<_> = chunks
+        .iter()
+        .map(|chunk| (chunk["from"].as_str().unwrap(), chunk["chunk"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(
+        received,
+        [("encode", 0), ("denoise", 0), ("denoise", 1), ("denoise", 2)]
+    );
+    assert_eq!(chunks[1]["nbytes"], 400);
+
+    let page = api
+        .request(Method::GET, &format!("/v1/jobs/{job}/timeline.html"))
+        .send()
+        .await
+        .unwrap();
+    assert!(
+        page.headers()["content-security-policy"]
+            .to_str()
+            .unwrap()
+            .starts_with("default-src 'none'")
+    );
+    let page = page.text().await.unwrap();
+    assert!(page.contains("&lt;script&gt;alert(1)&lt;/script&gt;") && !page.contains("<script"));
+    workers.close().await;
+    api.stop().await;
+}

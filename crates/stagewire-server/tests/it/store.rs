@@ -1,0 +1,42 @@
+//! Payloads through the host store.
+
+use reqwest::Method;
+
+use crate::site::{Site, until};
+use crate::stages::{Workers, video};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_video_through_the_store() {
+    let mut site = Site::new();
+    site.config = site
+        .config
+        .replace("mode = \"p2p\"", "mode = \"store\"")
+        .replace("chunk-dim = 2", "chunk-dim = 2\nmode = \"store\"");
+    let api = site.start().await;
+    let workers = Workers::attach(&site.run_dir()).await;
+    let job = api.submit("a red cat").await;
+    let shown = api.until(&job, &["succeeded", "failed"]).await;
+    assert_eq!(shown["state"], "succeeded", "{shown}");
+    let (_, result) = api.get(&format!("/v1/jobs/{job}/result")).await;
+    let url = result["artefacts"][0]["url"].as_str().unwrap();
+    let bytes = api
+        .request(Method::GET, url)
+        .send()
+        .await
+        .unwrap()
+        .bytes()
+        .await
+        .unwrap();
+    assert_eq!(bytes, video("a red cat", 4));
+    let (_, timeline) = api.get(&format!("/v1/jobs/{job}/timeline")).await;
+    let handovers = timeline["handovers"].as_array().unwrap();
+    assert!(handovers.iter().all(|chunk| chunk["mode"] == "store"), "{timeline}");
+    until("the store to be empty", || async {
+        let (_, stats) = api.get("/v1/stats").await;
+        (stats["store"]["bytes"] == 0 && stats["store"]["payloads"] == 0).then_some(())
+    })
+    .await;
+    assert_eq!(workers.live(), 0);
+    workers.close().await;
+    api.stop().await;
+}
