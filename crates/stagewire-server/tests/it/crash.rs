@@ -3,7 +3,7 @@
 use reqwest::Method;
 
 use crate::child::ChildServer;
-use crate::site::Site;
+use crate::site::{Site, until};
 use crate::stages::{Workers, video};
 
 /// Kills a server after so many acknowledged jobs, in each of several lives.
@@ -43,6 +43,10 @@ async fn killed_after(acknowledged: &[usize], slots: u32) {
         jobs.len(),
         "no job was lost or made twice"
     );
+    until("payloads to be released", || async {
+        (workers.live() == 0).then_some(())
+    })
+    .await;
     workers.close().await;
 }
 
@@ -66,7 +70,7 @@ async fn a_running_attempt_goes_on_under_the_next_server() {
     server.kill();
     let server = ChildServer::start(&site).await;
     assert_eq!(workers.worker("denoise").busy(), 1);
-    crate::site::until("the worker to be back", || async {
+    until("the worker to be back", || async {
         let (_, pipeline) = server.http.get("/v1/pipeline").await;
         let workers = pipeline["workers"].as_array()?;
         let ready = workers
