@@ -24,7 +24,7 @@ use crate::wire::{self, MAX_FRAME, Received, Refusal, Request, Socket};
 use crate::{TransferError, TransferOptions};
 
 /// How long a closed connection is watched for the death behind it, so that the error names it.
-const DEATH_AFTER_CLOSE: Duration = Duration::from_millis(20);
+const DEATH_AFTER_CLOSE: Duration = Duration::from_millis(50);
 
 /// A connection to a peer.
 pub(crate) struct Link {

@@ -92,6 +92,26 @@ impl Child {
         self.receive().await
     }
 
+    /// Waits until it holds so much.
+    pub(crate) async fn holds_become(&mut self, expected: (u64, u64, u64)) {
+        let mut found = self.holds().await;
+        let limit = tokio::time::Instant::now() + Duration::from_secs(10);
+        while found != expected {
+            assert!(
+                tokio::time::Instant::now() < limit,
+                "it holds {found:?}, expected {expected:?}"
+            );
+            found = self.holds().await;
+        }
+    }
+
+    /// Has it fork. The fork does nothing but keep open what its parent had.
+    pub(crate) async fn fork(&mut self) -> Fork {
+        self.stdin.write_all(b"fork\n").await.expect("it listens");
+        let pid: i32 = self.receive().await;
+        Fork(Pid::from_raw(pid).expect("pids are positive"))
+    }
+
     /// Releases its region.
     pub(crate) async fn release(&mut self) {
         self.stdin.write_all(b"release\n").await.expect("it listens");
@@ -120,6 +140,15 @@ impl Child {
     /// Waits until it is gone.
     pub(crate) async fn gone(&mut self) {
         self.process.wait().await.expect("a child of this process");
+    }
+}
+
+/// A fork of a child. Dropped, it is killed.
+pub(crate) struct Fork(Pid);
+
+impl Drop for Fork {
+    fn drop(&mut self) {
+        kill_process(self.0, Signal::KILL).expect("nobody else ends it");
     }
 }
 
@@ -189,6 +218,7 @@ async fn produce() {
                     } = host.stats();
                     say(&(pins_held, regions, allocated_bytes));
                 }
+                "fork" => fork(),
                 "release" => {
                     region = None;
                     say(&());
@@ -200,6 +230,22 @@ async fn produce() {
     })
     .await
     .expect("no panic");
+}
+
+/// Forks, and tells the parent who the fork is.
+#[expect(unsafe_code, reason = "there is no safe fork")]
+fn fork() {
+    // SAFETY: the fork calls nothing but `alarm` and `pause`, which are allowed between fork and exec.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: has the fork end by itself where nobody else ends it.
+        unsafe { libc::alarm(60) };
+        loop {
+            // SAFETY: waits for a signal and touches no memory.
+            unsafe { libc::pause() };
+        }
+    }
+    say(&pid);
 }
 
 async fn read() {
@@ -215,8 +261,15 @@ async fn read() {
     let mapping = pinned.map().await;
     assert_eq!(mapping.is_ok(), transport.abilities().map);
     say(&());
-    tokio::task::spawn_blocking(|| io::stdin().lock().lines().count())
-        .await
-        .expect("no panic");
+    tokio::task::spawn_blocking(|| {
+        for line in io::stdin().lock().lines() {
+            match line.expect("text").as_str() {
+                "fork" => fork(),
+                other => panic!("no command {other}"),
+            }
+        }
+    })
+    .await
+    .expect("no panic");
     drop(mapping);
 }

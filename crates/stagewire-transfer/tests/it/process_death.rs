@@ -89,7 +89,11 @@ async fn producer_dies_during_pulls(name: &str) {
 /// Every later use says the same, and nothing is left once the pin is dropped.
 async fn after_death(reader: &Host, remote: &dyn Remote, pinned: Box<dyn Pinned>) {
     let closed = timeout(NOTICED_WITHIN, remote.closed()).await.expect("noticed");
-    assert!(closed.contains("died"), "{closed}");
+    // A dying process closes its sockets a little before it counts as dead, longer before it on a busy machine.
+    assert!(
+        closed.contains("died") || closed.contains("closed the connection"),
+        "{closed}"
+    );
     assert!(!remote.is_alive());
     let target = Target::allocate(1).expect("memory");
     let byte = [Record::contiguous(0, 0, 1)];
@@ -150,6 +154,43 @@ async fn a_pin_in_flight_ends_with_its_peer() {
     let error = timeout(NOTICED_WITHIN, pin).await.expect("noticed").expect("no panic");
     is_lost(&error.expect_err("it is dead"));
     assert!(at.elapsed() <= NOTICED_WITHIN);
+}
+
+/// A fork keeps the sockets of its parent open: only the pidfd tells that the parent died.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_producer_that_forked_dies_as_any_other() {
+    let (_parent, dir) = run_dir();
+    let reader = start(&dir).await;
+    let (mut child, (peer, region)) = Child::producer(&dir, "shm", 4096).await;
+    let remote = reader
+        .shm()
+        .connect(&peer, ConnectOptions::default())
+        .await
+        .expect("connected");
+    let pinned = remote.pin(&region, TransferOptions::default()).await.expect("pinned");
+    let fork = child.fork().await;
+    child.kill();
+    let closed = timeout(NOTICED_WITHIN, remote.closed()).await.expect("noticed");
+    assert_eq!(closed, "its process died");
+    is_lost(&pinned.map().await.expect_err("it is dead"));
+    drop(fork);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pins_of_a_reader_that_forked_end_with_it() {
+    let (_parent, dir) = run_dir();
+    let owner = start(&dir).await;
+    let memory = support::memory(&owner, "shm", &support::bulk(4096));
+    let region = owner
+        .shm()
+        .register(memory, RegisterOptions::default())
+        .expect("registered");
+    let mut child = Child::reader(&dir, "shm", &(support::peer(&owner), region.reference())).await;
+    let fork = child.fork().await;
+    assert!(!region.is_idle());
+    child.kill();
+    timeout(NOTICED_WITHIN, region.idle()).await.expect("noticed");
+    drop(fork);
 }
 
 async fn reader_dies(name: &str) {

@@ -58,7 +58,7 @@ async fn stopped_producer(name: &str) {
     // A pin and its end come back in order, so that all earlier ends have arrived by then.
     drop(remote.pin(&region, TransferOptions::default()).await.expect("pinned"));
     child.release().await;
-    while child.holds().await != (0, 0, 0) {}
+    child.holds_become((0, 0, 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,5 +111,5 @@ async fn ends_of_pins_wait_for_a_stopped_owner() {
     child.stop().await;
     drop(pins);
     child.go_on();
-    while child.holds().await.0 != 0 {}
+    child.holds_become((0, 1, 4096)).await;
 }
