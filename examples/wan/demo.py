@@ -33,7 +33,8 @@ HERE = Path(__file__).resolve().parent
 def main() -> int:
     options = arguments()
     say = sys.stderr if options.json else sys.stdout
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="stagewire-demo-"))
     report: dict = {"prompt": options.prompt, "dtype": options.dtype, "ok": False}
     status = 1
@@ -90,13 +91,16 @@ def staged(options: argparse.Namespace, deployment: Deployment, report: dict, sa
     report["files"] = [str(options.out / name) for name in [*result, "timeline.html"]]
     report["info"] = result.info
     report["requeued"] = watch.requeued
+    total_s = round((watch.ended - watch.began) / 1e9, 3)
     report["staged"] = {
-        "first_frame_s": round((watch.first_frame - watch.began) / 1e9, 3) if watch.first_frame else None,
-        "total_s": round((watch.ended - watch.began) / 1e9, 3),
+        # Without word of frames, as from `modular.py`, the first frame is there when all are.
+        "first_frame_s": round((watch.first_frame - watch.began) / 1e9, 3) if watch.first_frame else total_s,
+        "total_s": total_s,
         "handovers": [chunk for view in watch.stages.values() for chunk in view.chunks],
     }
-    for line in watch.requeued:
-        print(f"  started again: {line}", file=say)
+    if say.isatty():  # elsewhere the lines have said it
+        for line in watch.requeued:
+            print(f"  started again: {line}", file=say)
 
 
 def colocated(options: argparse.Namespace, deployment: Deployment, report: dict, say) -> None:
@@ -129,12 +133,12 @@ def summary(options: argparse.Namespace, report: dict, say) -> None:
     lines = ["", f"{'':24}{'first frame':>12}{'total':>12}"]
     for name, times in (("three processes", ours), ("one process", theirs)):
         lines.append(f"  {name:22}" + "".join(f"{times[key]:>10.2f} s" for key in ("first_frame_s", "total_s")))
-    lines += [
-        "  One call returns with its last frame; the decode stage has its first one after the first chunk of latents.",
-        "",
-        f"  {report['frames']['shape']} {report['frames']['dtype']} frames: "
-        + ("bit-identical" if report["identical"] else "DIFFERENT"),
-    ]
+    if chunks:
+        lines.append(
+            "  One call returns with its last frame; the decode stage has its first one after its first chunk."
+        )
+    same = "bit-identical" if report["identical"] else "DIFFERENT"
+    lines += ["", f"  {report['frames']['shape']} {report['frames']['dtype']} frames: {same}"]
     if chunks:
         nbytes = sum(chunk["nbytes"] for chunk in chunks)
         paths = ", ".join(sorted({f"{chunk['mode']} over {chunk['path']}" for chunk in chunks}))

@@ -97,15 +97,11 @@ class Deployment:
             self.traces.look()
             self.end(self.process)
         left = self.traces.left()
-        seen, segments = len(self.traces.processes), len(self.traces.memory)
         if left:
             print("  LEFT BEHIND:\n" + "\n".join(f"    {line}" for line in left), file=self.say)
         else:
-            print(
-                f"  nothing left of {seen} processes, their sockets and {segments} shared-memory segments "
-                f"({time.monotonic() - began:.1f} s)",
-                file=self.say,
-            )
+            ended, seconds = len(self.traces.processes), time.monotonic() - began
+            print(f"  {ended} processes ended in {seconds:.1f} s; nothing is left of them", file=self.say)
         return left
 
     def end(self, process: subprocess.Popen) -> None:

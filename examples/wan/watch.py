@@ -89,6 +89,8 @@ class Watch:
                 reason = (event.data.get("failure") or {}).get("message", "its worker was lost")
                 self.requeued.append(f"{event.stage}: {reason}")
                 view.state, view.done, view.ended = "waits", 0, 0
+                if view.unit == "frame":
+                    self.first_frame = 0  # retracted with its attempt
                 return f"starts again: {reason}"
         return ""
 
