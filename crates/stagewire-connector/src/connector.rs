@@ -1,89 +1,27 @@
+mod options;
+mod shared;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Capability, Handle, Incarnation, PayloadId, Peer, StageName, Token, TransferMode};
-use stagewire_transfer::{Host, HostOptions, HostStats, Memory, Transport, listen_unix};
+use stagewire_core::{Capability, Handle, Incarnation, PayloadId, Peer, Token, TransferMode};
+use stagewire_transfer::{Host, HostOptions, Memory, listen_unix};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 use uuid::Uuid;
+
+pub use options::{Borrowing, ConnectorOptions, ConnectorStats};
+pub(crate) use shared::Shared;
 
 use crate::link::Links;
 use crate::live::{Gone, Live, Table};
 use crate::pages::{Offer, Pages};
 use crate::serve::{self, Holder};
-use crate::wire::{End, Me};
-use crate::{
-    ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec, PutError, StartError,
-};
-
-/// How memory outside the arena is offered to consumers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Borrowing {
-    /// Consumers read it where it is, by cross-memory attach; where the kernel forbids that, it is copied once into
-    /// the arena.
-    #[default]
-    Auto,
-    /// It is always copied once into the arena.
-    Never,
-}
-
-/// Who a connector is and what it may use.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConnectorOptions {
-    /// Run directory: its `peers/` holds the sockets. Made where it is missing, mode 0700.
-    pub run_dir: PathBuf,
-    /// Stage that publishes.
-    pub role: StageName,
-    /// Most bytes of shared memory.
-    pub arena_limit: ByteCount,
-    /// How memory outside the arena is offered.
-    pub borrow: Borrowing,
-    /// Who keeps payloads of mode `store`.
-    pub store: Option<Peer>,
-}
-
-impl ConnectorOptions {
-    /// Options with an arena of 1 GiB, borrowing where it works, and no store.
-    pub fn new(run_dir: impl Into<PathBuf>, role: StageName) -> Self {
-        Self {
-            run_dir: run_dir.into(),
-            role,
-            arena_limit: ByteCount(1 << 30),
-            borrow: Borrowing::default(),
-            store: None,
-        }
-    }
-}
-
-/// Numbers of one connector.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct ConnectorStats {
-    /// Payloads held.
-    pub live_payloads: u64,
-    /// Their bytes.
-    pub live_bytes: u64,
-    /// Payloads ever published.
-    pub published: u64,
-    /// Payloads that were released or consumed.
-    pub released: u64,
-    /// Payloads that nobody consumed in time.
-    pub expired: u64,
-    /// Payloads that their producer gave up.
-    pub failed: u64,
-    /// Consumers that exist.
-    pub consumers: u64,
-    /// Connections to holders of payloads.
-    pub links: u64,
-    /// Bytes ever copied into the arena because they could not be read where they were.
-    pub staged_bytes: u64,
-    /// Numbers of the transports: regions, pins, segments.
-    pub host: HostStats,
-}
+use crate::wire::Me;
+use crate::{ConsumeError, ConsumeOptions, Consumer, Publication, PublishError, PublishSpec, PutError, StartError};
 
 /// Publishes payloads of this process and consumes those of others.
 pub struct Connector {
@@ -95,32 +33,6 @@ impl fmt::Debug for Connector {
         f.debug_struct("Connector")
             .field("role", &self.shared.role)
             .field("incarnation", &self.shared.peer.incarnation)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What a connector and everything that came from it have in common.
-pub(crate) struct Shared {
-    role: StageName,
-    peer: Peer,
-    host: Arc<Host>,
-    shm: Arc<dyn Transport>,
-    cma: Option<Arc<dyn Transport>>,
-    borrow: Borrowing,
-    holder: Arc<Holder>,
-    links: Links,
-    store: Mutex<Option<Peer>>,
-    runtime: tokio::runtime::Handle,
-    accept: AbortHandle,
-    closed: watch::Sender<bool>,
-    consumers: Arc<AtomicU64>,
-    staged: Arc<AtomicU64>,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("role", &self.role)
             .finish_non_exhaustive()
     }
 }
@@ -343,91 +255,6 @@ impl Drop for Connector {
         if self.shared.end() {
             let host = Arc::clone(&self.shared.host);
             self.shared.runtime.spawn(async move { host.shutdown().await });
-        }
-    }
-}
-
-impl Shared {
-    pub(crate) fn table(&self) -> &Arc<Table> {
-        &self.holder.table
-    }
-
-    pub(crate) const fn links(&self) -> &Links {
-        &self.links
-    }
-
-    pub(crate) const fn holder(&self) -> &Arc<Holder> {
-        &self.holder
-    }
-
-    pub(crate) const fn peer(&self) -> &Peer {
-        &self.peer
-    }
-
-    pub(crate) const fn consumers(&self) -> &Arc<AtomicU64> {
-        &self.consumers
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        *self.closed.borrow()
-    }
-
-    /// Waits until the connector closes.
-    pub(crate) async fn closed(&self) {
-        // The sender is in `self`.
-        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
-    }
-
-    pub(crate) fn store(&self) -> Option<Peer> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The transports that this process can read over.
-    pub(crate) fn transports(&self) -> impl Iterator<Item = &Arc<dyn Transport>> {
-        std::iter::once(&self.shm).chain(&self.cma)
-    }
-
-    /// Takes a payload in, and lets it expire; `None` where one of its id is held already.
-    pub(crate) fn hold(self: &Arc<Self>, live: Live, deadline: Option<Duration>) -> Option<Publication> {
-        let live = self.table().insert(live)?;
-        let publication = Publication::new(Arc::clone(self), Arc::clone(&live));
-        if let Some(deadline) = deadline {
-            let (table, payload) = (Arc::clone(self.table()), live.handle().payload);
-            let mut states = live.subscribe();
-            drop(live);
-            self.runtime.spawn(async move {
-                // Ends early where the payload does: its state goes with it.
-                let ended = states.wait_for(|state| matches!(state.end, Some(End::Released)));
-                if tokio::time::timeout(deadline, ended).await.is_err() && table.release(payload, Gone::Expired) {
-                    tracing::warn!(%payload, ?deadline, "nobody consumed a payload in time");
-                }
-            });
-        }
-        Some(publication)
-    }
-
-    /// Ends everything that needs no waiting. Returns whether it had not ended before.
-    fn end(&self) -> bool {
-        if self.closed.send_replace(true) {
-            return false;
-        }
-        self.accept.abort();
-        for payload in self.table().ids() {
-            self.table().release(payload, Gone::Released);
-        }
-        self.links.close();
-        // What is gone already needs no removal.
-        let _ = std::fs::remove_file(&self.peer.socket);
-        true
-    }
-}
-
-impl Owner {
-    /// The deadline of a payload of this owner where its producer names none.
-    pub(crate) const fn usual_deadline(self) -> Option<Duration> {
-        match self {
-            Self::Orchestrator => None,
-            Self::Consumer => Some(PublishSpec::UNCONSUMED),
         }
     }
 }

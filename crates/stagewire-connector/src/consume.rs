@@ -1,27 +1,25 @@
 mod access;
+mod advance;
 mod error;
 mod view;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use stagewire_core::{ByteCount, Handle, Handover, Timestamp};
-use stagewire_transfer::{ConnectError, Target, TransferError};
+use stagewire_transfer::Target;
 use tokio::time::Instant;
 
 use crate::Stop;
 use crate::connector::Shared;
 use crate::link::Call;
-use crate::wire::{End, Refusal, Reply, State};
-use access::{Access, AccessError, Pull};
+use crate::wire::State;
+use access::{Access, Pull};
 
 pub use error::{ConsumeError, Place};
 pub use view::{Chunk, ChunkView, Fetched, ViewMemory};
-
-/// How long a holder may take to acknowledge that the consumer is done.
-const FINISH_WITHIN: Duration = Duration::from_secs(1);
 
 /// How a payload is consumed.
 #[derive(Debug, Default)]
@@ -230,6 +228,7 @@ impl Consumer {
     /// orchestrator stays. Views stay valid. The end of the iteration does the same.
     ///
     /// # Errors
+    /// [`ConsumeError::Claimed`] and the like where nothing was read before and the holder refuses this consumer;
     /// [`ConsumeError::Stopped`], [`ConsumeError::Deadline`]. A holder that is gone is no error any more.
     ///
     /// # Cancel safety
@@ -249,213 +248,4 @@ impl Consumer {
         self.pull = None;
         self.destinations = None;
     }
-
-    async fn advance(&mut self) -> Result<Option<Chunk>, ConsumeError> {
-        if self.next == self.handle.manifest.chunks() {
-            self.finish().await;
-            return Ok(None);
-        }
-        if self.pull.is_none() {
-            self.wait_readable().await?;
-            let begin = now();
-            if self.access.is_none() {
-                self.access = Some(self.open_access().await?);
-            }
-            let access = self.access.as_ref();
-            match access.and_then(|access| access.pull(&self.handle, self.next)) {
-                Some(pull) => self.pull = Some((pull, begin)),
-                None => return Ok(Some(self.take_chunk(begin))),
-            }
-        }
-        let Some((pull, begin)) = self.pull.as_mut() else {
-            return Err(self.protocol("a pull vanished"));
-        };
-        let (result, begin) = (pull.await, *begin);
-        self.pull = None;
-        match result {
-            Ok(()) => Ok(Some(self.take_chunk(begin))),
-            Err(error) => Err(self.access_error(error)),
-        }
-    }
-
-    /// Waits until chunk `next` may be read. A failure of the producer is seen also where chunks are readable.
-    async fn wait_readable(&mut self) -> Result<(), ConsumeError> {
-        loop {
-            if self.call.is_none() {
-                self.call = Some(self.watch().await?);
-            }
-            let readable = self.state.readable > self.next;
-            let Some(call) = &mut self.call else { return Ok(()) };
-            let reply = if readable {
-                call.pending()
-            } else {
-                call.next().await.map(Some).ok_or(())
-            };
-            match reply {
-                Ok(Some(reply)) => self.hear(reply)?,
-                Ok(None) => return Ok(()),
-                // The holder is gone. What was readable may still be: its memory is mapped, or the pull will tell.
-                Err(()) if readable => return Ok(()),
-                Err(()) => {
-                    self.call = None;
-                    return Err(self.lost("it ended the connection".to_owned()));
-                }
-            }
-        }
-    }
-
-    async fn watch(&self) -> Result<Call, ConsumeError> {
-        let link = self.shared.links().to(&self.handle.holder).await.map_err(|source| {
-            if source.is_lost() {
-                self.lost(source.to_string())
-            } else {
-                ConsumeError::Link {
-                    at: self.place(),
-                    source,
-                }
-            }
-        })?;
-        Ok(link.watch(self.handle.payload, self.handle.capability))
-    }
-
-    fn hear(&mut self, reply: Reply) -> Result<(), ConsumeError> {
-        let at = self.place();
-        match reply {
-            Reply::State { state, .. } => {
-                self.state = state;
-                match &self.state.end {
-                    Some(End::Failed(failure)) => Err(ConsumeError::Failed {
-                        at,
-                        failure: failure.clone(),
-                    }),
-                    Some(End::Released) if self.state.readable <= self.next => Err(gone(at, &Refusal::Released)),
-                    _ => Ok(()),
-                }
-            }
-            Reply::Refused { refusal, .. } => {
-                // Another try may find the payload free again.
-                self.call = None;
-                Err(match refusal {
-                    Refusal::Denied => ConsumeError::Denied { at },
-                    Refusal::Claimed => ConsumeError::Claimed { at },
-                    Refusal::Failed(failure) => ConsumeError::Failed { at, failure },
-                    other => gone(at, &other),
-                })
-            }
-            Reply::Finished { .. } | Reply::Stored { .. } => Err(self.protocol("the holder gave an answer to nothing")),
-        }
-    }
-
-    async fn open_access(&self) -> Result<Access, ConsumeError> {
-        let transports: Vec<_> = self.shared.transports().cloned().collect();
-        let destinations = self.destinations.as_deref();
-        let access = Access::open(&self.handle, &transports, destinations, self.private, self.deadline);
-        access.await.map_err(|error| self.access_error(error))
-    }
-
-    fn take_chunk(&mut self, begin: Timestamp) -> Chunk {
-        let (index, count) = (self.next, self.handle.manifest.chunks());
-        let access = self.access.as_ref();
-        let tensors = access
-            .map(|access| access.views(&self.handle, Some(index)))
-            .unwrap_or_default();
-        self.next += 1;
-        Chunk {
-            index,
-            count,
-            tensors,
-            handover: Handover {
-                payload: self.handle.payload,
-                from: self.handle.stage.clone(),
-                chunk: index,
-                chunks: count,
-                nbytes: self.handle.manifest.chunk_nbytes(index).0,
-                mode: self.handle.mode,
-                path: access.map(|access| access.path().to_owned()).unwrap_or_default(),
-                begin,
-                end: now(),
-            },
-        }
-    }
-
-    /// Lets go of the pins and tells the holder. One that does not answer has other worries.
-    async fn finish(&mut self) {
-        self.access = None;
-        self.pull = None;
-        if self.done {
-            return;
-        }
-        if self.call.is_none() {
-            // Acknowledged before anything was read.
-            self.call = self.watch().await.ok();
-        }
-        if let Some(call) = &mut self.call {
-            call.finish();
-            let finished = async { while !matches!(call.next().await, None | Some(Reply::Finished { .. })) {} };
-            if tokio::time::timeout(FINISH_WITHIN, finished).await.is_err() {
-                tracing::warn!(payload = %self.handle.payload, "the holder did not answer that the payload was consumed");
-            }
-        }
-        self.call = None;
-        self.done = true;
-    }
-
-    fn place(&self) -> Box<Place> {
-        Place::new(&self.handle, self.next)
-    }
-
-    fn lost(&self, how: String) -> ConsumeError {
-        ConsumeError::PeerLost { at: self.place(), how }
-    }
-
-    fn protocol(&self, message: &'static str) -> ConsumeError {
-        ConsumeError::Protocol {
-            at: self.place(),
-            message,
-        }
-    }
-
-    fn no_transport(&self, transport: String) -> ConsumeError {
-        let ours = self
-            .shared
-            .transports()
-            .map(|transport| transport.name())
-            .collect::<Vec<_>>()
-            .join(", ");
-        ConsumeError::NoTransport {
-            at: self.place(),
-            transport,
-            ours,
-        }
-    }
-
-    fn access_error(&self, error: AccessError) -> ConsumeError {
-        let at = self.place();
-        match error {
-            AccessError::NoTransport(transport) => self.no_transport(transport),
-            AccessError::Connect(error @ (ConnectError::Gone { .. } | ConnectError::Incarnation { .. })) => {
-                self.lost(error.to_string())
-            }
-            AccessError::Connect(source) => ConsumeError::Connect { at, source },
-            AccessError::Transfer(error @ TransferError::PeerLost { .. }) => self.lost(error.to_string()),
-            AccessError::Transfer(TransferError::Released { .. } | TransferError::UnknownRegion { .. }) => {
-                gone(at, &Refusal::Released)
-            }
-            AccessError::Transfer(source) => ConsumeError::Transfer { at, source },
-        }
-    }
-}
-
-fn gone(at: Box<Place>, refusal: &Refusal) -> ConsumeError {
-    let why = match refusal {
-        Refusal::Unknown => "its holder never had it, or released it long ago",
-        Refusal::Expired => "nobody consumed it in time",
-        _ => "it was consumed or released",
-    };
-    ConsumeError::Gone { at, why }
-}
-
-fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }

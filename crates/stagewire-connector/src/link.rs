@@ -1,5 +1,7 @@
 //! The consumer's side of the payload socket: one connection per holder, shared by everything that reads from it.
 
+mod error;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
-use stagewire_core::{Capability, Classify, ErrorClass, Incarnation, PayloadId, Peer};
+use stagewire_core::{Capability, Incarnation, PayloadId, Peer};
 use stagewire_transfer::ProcessWatch;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -17,71 +19,14 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::task::AbortHandle;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
+pub use error::LinkError;
+
 use crate::wire::{self, Greeting, Hello, Me, Reply, Request};
 
 /// How long a holder may take to answer a hello.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Pause before another try where the holder's queue of connections is full.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
-
-/// Why the holder of a payload cannot be talked to.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-#[expect(missing_docs, reason = "the fields are the values that the message shows")]
-pub enum LinkError {
-    #[error("process {pid} does not answer at {socket}: it has ended")]
-    Gone {
-        pid: u32,
-        socket: PathBuf,
-        source: io::Error,
-    },
-    #[error("process {pid} did not answer at {socket} within {waited:?}")]
-    Silent {
-        pid: u32,
-        socket: PathBuf,
-        waited: Duration,
-    },
-    #[error("{socket} is served by user {found}, not by user {expected}")]
-    User { socket: PathBuf, found: u32, expected: u32 },
-    #[error("the process at {socket} speaks version {found} of the payload protocol, this build version {expected}")]
-    Version { socket: PathBuf, found: u16, expected: u16 },
-    #[error("the process at {socket} is {found}, not {expected}: it was started anew")]
-    Incarnation {
-        socket: PathBuf,
-        found: Incarnation,
-        expected: Incarnation,
-    },
-    #[error("what answered at {socket} is not a Stagewire process: {error}")]
-    Malformed { socket: PathBuf, error: String },
-}
-
-impl Classify for LinkError {
-    fn class(&self) -> ErrorClass {
-        match self {
-            Self::Gone { .. } | Self::Silent { .. } | Self::Incarnation { .. } => ErrorClass::Unavailable,
-            Self::User { .. } => ErrorClass::Denied,
-            Self::Version { .. } => ErrorClass::Unsupported,
-            Self::Malformed { .. } => ErrorClass::Corrupt,
-        }
-    }
-
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Gone { .. } | Self::Incarnation { .. } => "peer.lost",
-            Self::Silent { .. } => "peer.silent",
-            Self::User { .. } => "peer.user",
-            Self::Version { .. } => "peer.version",
-            Self::Malformed { .. } => "peer.malformed",
-        }
-    }
-}
-
-impl LinkError {
-    /// Whether the process that held the payload is no more, and the payload with it.
-    pub(crate) const fn is_lost(&self) -> bool {
-        matches!(self, Self::Gone { .. } | Self::Incarnation { .. })
-    }
-}
 
 /// Connections to holders, by incarnation.
 #[derive(Debug)]

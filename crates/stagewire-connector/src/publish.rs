@@ -36,6 +36,16 @@ impl PublishSpec {
     }
 }
 
+impl Owner {
+    /// The deadline of a payload of this owner where its producer names none.
+    pub(crate) const fn usual_deadline(self) -> Option<Duration> {
+        match self {
+            Self::Orchestrator => None,
+            Self::Consumer => Some(PublishSpec::UNCONSUMED),
+        }
+    }
+}
+
 /// A published payload, as its producer sees it.
 ///
 /// Dropping it does not release the payload: its owner does. Dropping it while chunks are missing fails the payload,

@@ -62,9 +62,11 @@ impl Staged {
             .copy(&[record], source)
             .expect("source and extent both have the tensor's size, and the record stays inside it");
         *done = true;
-        if copy.done.iter().all(|done| *done) {
-            copy.open = None;
-        }
+        let complete = copy.done.iter().all(|done| *done);
+        let source = copy.open.take_if(|_| complete);
+        // Its owner may be a Python object, whose end must not be waited for with the lock held.
+        drop(copy);
+        drop(source);
         record.nbytes()
     }
 }

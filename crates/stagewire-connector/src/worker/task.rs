@@ -1,15 +1,16 @@
+mod state;
+
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stagewire_api::v1;
-use stagewire_core::{ErrorClass, Failure, Handle, Handover, JobId, PayloadId, Progress, StageName, Token};
-use tokio::sync::watch;
+use stagewire_core::{ErrorClass, Failure, Handle, JobId, Progress, StageName, Token};
+
+pub(crate) use state::{Answer, TaskState};
 
 use super::{Cancelled, Inner, Offered, Output, OutputPlan, TaskError, lock};
-use crate::consume::Observer;
-use crate::{ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishSpec, Stop};
+use crate::{ConsumeOptions, Consumer, Owner, Publication, PublishSpec, Stop};
 
 /// How long the store may wait for room before an attempt fails for lack of it.
 const STORE_WITHIN: Duration = Duration::from_secs(30);
@@ -21,78 +22,6 @@ pub struct TaskInput {
     pub stage: StageName,
     /// What to consume.
     pub handle: Handle,
-}
-
-/// How the server answered to the end of an attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
-    Accepted,
-    Refused(Failure),
-    /// There is no server any more.
-    Over(Failure),
-}
-
-/// What a task and the worker's driver both know of an attempt.
-#[derive(Debug)]
-pub(crate) struct TaskState {
-    token: Token,
-    stop: Stop,
-    answer: watch::Sender<Option<Answer>>,
-    /// Its end was told to the server: completed or failed.
-    spoken: AtomicBool,
-    handovers: Mutex<Vec<Handover>>,
-    lost: Mutex<Option<PayloadId>>,
-}
-
-impl TaskState {
-    fn new(token: Token) -> Self {
-        Self {
-            token,
-            stop: Stop::new(),
-            answer: watch::Sender::new(None),
-            spoken: AtomicBool::new(false),
-            handovers: Mutex::default(),
-            lost: Mutex::default(),
-        }
-    }
-
-    pub(super) const fn stop(&self) -> &Stop {
-        &self.stop
-    }
-
-    pub(super) fn has_spoken(&self) -> bool {
-        self.spoken.load(Ordering::Acquire)
-    }
-
-    pub(super) fn answer(&self, answer: Answer) {
-        self.answer.send_replace(Some(answer));
-    }
-
-    /// There will be no answer.
-    pub(super) fn end(&self, failure: Failure) {
-        self.stop.stop(failure.clone());
-        self.answer(Answer::Over(failure));
-    }
-
-    /// Takes the right to tell the server how the attempt ended; once.
-    fn speak(&self) -> Result<(), TaskError> {
-        if self.spoken.swap(true, Ordering::AcqRel) {
-            return Err(TaskError::Ended { token: self.token });
-        }
-        Ok(())
-    }
-}
-
-impl Observer for TaskState {
-    fn chunk(&self, handover: &Handover) {
-        lock(&self.handovers).push(handover.clone());
-    }
-
-    fn error(&self, error: &ConsumeError) {
-        if let Some(payload) = error.lost() {
-            *lock(&self.lost) = Some(payload);
-        }
-    }
 }
 
 /// A granted attempt.

@@ -117,6 +117,10 @@ async fn a_failure_reaches_the_consumer_within_a_second_with_its_reason() {
         for word in ["step 3 needs more memory", "request", "denoise", "of 8"] {
             assert!(seen.message.contains(word), "{word:?} is not in {:?}", seen.message);
         }
+        assert!(
+            matches!(consumer.next().await, Err(ConsumeError::Failed { .. })),
+            "the error went away"
+        );
         // Who comes later learns the same.
         let mut late = world
             .connector

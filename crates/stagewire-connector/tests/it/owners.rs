@@ -67,6 +67,19 @@ async fn an_acknowledgement_ends_it_early() {
         assert!(matches!(first_error(&world, &handle).await, ConsumeError::Gone { .. }));
     }
     second.all_gone().await;
+    // Who is not let in cannot end it for who is.
+    let handle = second.publish(&latent(), Owner::Consumer).await;
+    let consume = || {
+        world
+            .connector
+            .consume(handle.clone(), ConsumeOptions::within(PATIENCE))
+            .expect("a consumer")
+    };
+    let (mut first, mut other) = (consume(), consume());
+    first.next().await.expect("alive").expect("ready");
+    assert!(matches!(other.ack().await, Err(ConsumeError::Claimed { .. })));
+    latent().check(&first.fetch_all().await.expect("it is still there").tensors, None);
+    other.ack().await.expect_err("it is gone");
 }
 
 #[tokio::test(flavor = "multi_thread")]

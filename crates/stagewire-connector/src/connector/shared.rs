@@ -1,0 +1,116 @@
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use stagewire_core::{Peer, StageName};
+use stagewire_transfer::{Host, Transport};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::link::Links;
+use crate::live::{Gone, Live, Table};
+use crate::serve::Holder;
+use crate::wire::End;
+use crate::{Borrowing, Publication};
+
+/// What a connector and everything that came from it have in common.
+pub(crate) struct Shared {
+    pub(super) role: StageName,
+    pub(super) peer: Peer,
+    pub(super) host: Arc<Host>,
+    pub(super) shm: Arc<dyn Transport>,
+    pub(super) cma: Option<Arc<dyn Transport>>,
+    pub(super) borrow: Borrowing,
+    pub(super) holder: Arc<Holder>,
+    pub(super) links: Links,
+    pub(super) store: Mutex<Option<Peer>>,
+    pub(super) runtime: tokio::runtime::Handle,
+    pub(super) accept: AbortHandle,
+    pub(super) closed: watch::Sender<bool>,
+    pub(super) consumers: Arc<AtomicU64>,
+    pub(super) staged: Arc<AtomicU64>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("role", &self.role)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn table(&self) -> &Arc<Table> {
+        &self.holder.table
+    }
+
+    pub(crate) const fn links(&self) -> &Links {
+        &self.links
+    }
+
+    pub(crate) const fn holder(&self) -> &Arc<Holder> {
+        &self.holder
+    }
+
+    pub(crate) const fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    pub(crate) const fn consumers(&self) -> &Arc<AtomicU64> {
+        &self.consumers
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    /// Waits until the connector closes.
+    pub(crate) async fn closed(&self) {
+        // The sender is in `self`.
+        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
+    }
+
+    pub(crate) fn store(&self) -> Option<Peer> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The transports that this process can read over.
+    pub(crate) fn transports(&self) -> impl Iterator<Item = &Arc<dyn Transport>> {
+        std::iter::once(&self.shm).chain(&self.cma)
+    }
+
+    /// Takes a payload in, and lets it expire; `None` where one of its id is held already.
+    pub(crate) fn hold(self: &Arc<Self>, live: Live, deadline: Option<Duration>) -> Option<Publication> {
+        let live = self.table().insert(live)?;
+        let publication = Publication::new(Arc::clone(self), Arc::clone(&live));
+        if let Some(deadline) = deadline {
+            let (table, payload) = (Arc::clone(self.table()), live.handle().payload);
+            let mut states = live.subscribe();
+            drop(live);
+            self.runtime.spawn(async move {
+                // Ends early where the payload does: its state goes with it.
+                let ended = states.wait_for(|state| matches!(state.end, Some(End::Released)));
+                if tokio::time::timeout(deadline, ended).await.is_err() && table.release(payload, Gone::Expired) {
+                    tracing::warn!(%payload, ?deadline, "nobody consumed a payload in time");
+                }
+            });
+        }
+        Some(publication)
+    }
+
+    /// Ends everything that needs no waiting. Returns whether it had not ended before.
+    pub(super) fn end(&self) -> bool {
+        if self.closed.send_replace(true) {
+            return false;
+        }
+        self.accept.abort();
+        for payload in self.table().ids() {
+            self.table().release(payload, Gone::Released);
+        }
+        self.links.close();
+        // What is gone already needs no removal.
+        let _ = std::fs::remove_file(&self.peer.socket);
+        true
+    }
+}

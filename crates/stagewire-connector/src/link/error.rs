@@ -1,0 +1,64 @@
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use stagewire_core::{Classify, ErrorClass, Incarnation};
+
+/// Why the holder of a payload cannot be talked to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum LinkError {
+    #[error("process {pid} does not answer at {socket}: it has ended")]
+    Gone {
+        pid: u32,
+        socket: PathBuf,
+        source: io::Error,
+    },
+    #[error("process {pid} did not answer at {socket} within {waited:?}")]
+    Silent {
+        pid: u32,
+        socket: PathBuf,
+        waited: Duration,
+    },
+    #[error("{socket} is served by user {found}, not by user {expected}")]
+    User { socket: PathBuf, found: u32, expected: u32 },
+    #[error("the process at {socket} speaks version {found} of the payload protocol, this build version {expected}")]
+    Version { socket: PathBuf, found: u16, expected: u16 },
+    #[error("the process at {socket} is {found}, not {expected}: it was started anew")]
+    Incarnation {
+        socket: PathBuf,
+        found: Incarnation,
+        expected: Incarnation,
+    },
+    #[error("what answered at {socket} is not a Stagewire process: {error}")]
+    Malformed { socket: PathBuf, error: String },
+}
+
+impl Classify for LinkError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Gone { .. } | Self::Silent { .. } | Self::Incarnation { .. } => ErrorClass::Unavailable,
+            Self::User { .. } => ErrorClass::Denied,
+            Self::Version { .. } => ErrorClass::Unsupported,
+            Self::Malformed { .. } => ErrorClass::Corrupt,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Gone { .. } | Self::Incarnation { .. } => "peer.lost",
+            Self::Silent { .. } => "peer.silent",
+            Self::User { .. } => "peer.user",
+            Self::Version { .. } => "peer.version",
+            Self::Malformed { .. } => "peer.malformed",
+        }
+    }
+}
+
+impl LinkError {
+    /// Whether the process that held the payload is no more, and the payload with it.
+    pub(crate) const fn is_lost(&self) -> bool {
+        matches!(self, Self::Gone { .. } | Self::Incarnation { .. })
+    }
+}
