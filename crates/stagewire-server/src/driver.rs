@@ -154,11 +154,11 @@ impl Drive {
             .await
     }
 
-    /// Works until it is told to stop.
+    /// Works until it is told to stop. Gives the journal back, with everything in it.
     ///
     /// # Errors
     /// [`JournalError`] where the journal cannot be written. Nothing that the server could not make safe has left it.
-    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<(), JournalError> {
+    pub(crate) async fn run(mut self, stop: CancellationToken) -> Result<Journal, JournalError> {
         let mut commands = Vec::with_capacity(BATCH);
         loop {
             let due = self
@@ -173,7 +173,8 @@ impl Drive {
             }
             self.process(std::mem::take(&mut commands)).await?;
         }
-        self.write().await
+        self.write().await?;
+        Ok(self.journal.take().expect("taken only while it writes"))
     }
 
     async fn process(&mut self, commands: Vec<Command>) -> Result<(), JournalError> {
@@ -244,3 +245,6 @@ impl Drive {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

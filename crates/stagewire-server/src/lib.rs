@@ -57,6 +57,7 @@ mod outlet;
 mod process;
 mod results;
 mod run_dir;
+mod secret;
 mod server;
 mod snapshot;
 mod timeline;

@@ -12,6 +12,8 @@ use rustix::fs::{FlockOperation, flock};
 use stagewire_api::{RunDir, RunDirError, SERVER_FILE_SCHEMA, ServerFile};
 use stagewire_core::{Classify, ErrorClass};
 
+use crate::secret::Secret;
+
 pub(crate) use sweep::{sweep, sweep_incarnation};
 
 /// Why a server cannot have a run directory.
@@ -80,9 +82,9 @@ impl Occupied {
     }
 
     /// The token that workers of this deployment present; made where there is none.
-    pub(crate) fn worker_token(&self) -> Result<String, OccupyError> {
+    pub(crate) fn worker_token(&self) -> Result<Secret, OccupyError> {
         match self.dir.worker_token() {
-            Ok(token) if token.len() >= 32 => return Ok(token),
+            Ok(token) if token.len() >= 32 => return Ok(Secret::new(token)),
             Ok(_) | Err(RunDirError::NoServer { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -97,7 +99,7 @@ impl Occupied {
             })?;
         let token: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         self.dir.write_private("worker.token", token.as_bytes())?;
-        Ok(token)
+        Ok(Secret::new(token))
     }
 
     /// Tells the world where the server listens.
@@ -210,13 +212,15 @@ mod tests {
     async fn the_worker_token_is_private_and_stays() {
         let (_temp, dir) = fresh();
         let server = Occupied::occupy(dir.clone()).await.unwrap();
-        let token = server.worker_token().unwrap();
+        server.worker_token().unwrap();
+        let token = dir.worker_token().unwrap();
         assert_eq!(token.len(), 64);
         let mode = fs::metadata(dir.join("worker.token")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         server.leave().await;
-        let server = Occupied::occupy(dir).await.unwrap();
-        assert_eq!(server.worker_token().unwrap(), token);
+        let server = Occupied::occupy(dir.clone()).await.unwrap();
+        server.worker_token().unwrap();
+        assert_eq!(dir.worker_token().unwrap(), token);
     }
 
     #[tokio::test]

@@ -198,7 +198,7 @@ impl Server {
             router(Arc::new(app), grpc),
         );
         let (fail, failed) = watch::channel(None);
-        let parts = Parts {
+        let mut parts = Parts {
             serve: tokio::spawn(run_http(serve.with_graceful_shutdown(close.clone().cancelled_owned()))),
             drive: tokio::spawn(run_driver(drive, stop.clone(), close.clone(), fail)),
             close,
@@ -265,14 +265,14 @@ impl Server {
 
 impl Parts {
     /// Ends everything, in an order in which what was promised is kept.
-    async fn end(&self) {
+    async fn end(&mut self) {
         self.close.cancel();
         self.tasks.close();
-        wait("requests", END_REQUESTS, finished(&self.serve)).await;
+        wait("requests", END_REQUESTS, &mut self.serve).await;
         self.serve.abort();
         wait("tasks", END_TASKS, self.tasks.wait()).await;
         self.stop.cancel();
-        wait("the driver", END_DRIVER, finished(&self.drive)).await;
+        wait("the driver", END_DRIVER, &mut self.drive).await;
         self.drive.abort();
         wait("the store", END_STORE, self.store.close()).await;
     }
@@ -286,16 +286,9 @@ impl Drop for Parts {
     }
 }
 
-async fn wait(what: &str, limit: Duration, done: impl Future<Output = ()>) {
+async fn wait(what: &str, limit: Duration, done: impl Future) {
     if tokio::time::timeout(limit, done).await.is_err() {
         tracing::warn!(what, ?limit, "did not end in time and is left behind");
-    }
-}
-
-/// Polls, because a handle that is awaited cannot be aborted any more.
-async fn finished(task: &JoinHandle<()>) {
-    while !task.is_finished() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

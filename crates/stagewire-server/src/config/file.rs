@@ -96,7 +96,7 @@ pub(super) struct Server {
     pub(super) store_bytes: Option<ByteCount>,
     pub(super) arena_bytes: Option<ByteCount>,
     pub(super) data_dir: Option<String>,
-    pub(super) max_body: Option<ByteCount>,
+    pub(super) max_body: Option<Spanned<ByteCount>>,
     pub(super) max_queued: Option<u64>,
 }
 

@@ -343,7 +343,7 @@ fn server(source: &Source<'_>, raw: file::Server) -> Result<ServerSettings, Conf
         store_bytes: raw.store_bytes.unwrap_or(ByteCount(256 << 20)),
         arena_bytes: raw.arena_bytes.unwrap_or(ByteCount(1 << 30)),
         data_dir: raw.data_dir.as_deref().map(|path| source.resolve(path)),
-        max_body: raw.max_body.unwrap_or(ByteCount(1 << 20)),
+        max_body: max_body(source, raw.max_body.as_ref())?,
         max_queued: raw.max_queued.unwrap_or(10_000),
     };
     if !settings.is_loopback() && settings.token_file.is_none() {
@@ -355,4 +355,18 @@ fn server(source: &Source<'_>, raw: file::Server) -> Result<ServerSettings, Conf
         return Err(source.error(&span, message));
     }
     Ok(settings)
+}
+
+/// Parameters travel to a worker in one message of the gRPC stream, beside the handles of its inputs.
+const LONGEST_BODY: ByteCount = ByteCount(3 << 20);
+
+fn max_body(source: &Source<'_>, raw: Option<&Spanned<ByteCount>>) -> Result<ByteCount, ConfigError> {
+    match raw {
+        None => Ok(ByteCount(1 << 20)),
+        Some(bytes) if *bytes.get_ref() <= LONGEST_BODY => Ok(*bytes.get_ref()),
+        Some(bytes) => Err(source.error(
+            &bytes.span(),
+            format!("\"max-body\" is {}; it must be at most {LONGEST_BODY}", bytes.get_ref()),
+        )),
+    }
 }

@@ -8,9 +8,9 @@ use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use stagewire_core::ErrorClass;
-use subtle::ConstantTimeEq;
 
 use super::{App, error::ApiError};
+use crate::secret::{Secret, Shown};
 
 /// Paths that need no token: they say nothing but that the server lives.
 const OPEN: [&str; 2] = ["/healthz", "/readyz"];
@@ -21,7 +21,7 @@ const GRPC: &str = "/stagewire.v1.Orchestrator/";
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
     /// Bearer token of clients, where one is required.
-    token: Option<String>,
+    token: Option<Secret>,
     /// Names besides the loopback ones under which the server may be addressed; `None` is any.
     hosts: Option<Vec<String>>,
 }
@@ -32,7 +32,7 @@ impl Guard {
     /// On a loopback address only loopback names and `allowed` pass, so that no web page can reach the server through
     /// a name of its own that points here. Elsewhere the token does that, and names are checked only where some are
     /// allowed.
-    pub(crate) fn new(token: Option<String>, listen: SocketAddr, allowed: &[String]) -> Self {
+    pub(crate) fn new(token: Option<Secret>, listen: SocketAddr, allowed: &[String]) -> Self {
         let mut hosts: Vec<String> = allowed.iter().map(|host| plain(host)).collect();
         let any = !listen.ip().is_loopback() && hosts.is_empty();
         hosts.push(listen.ip().to_string());
@@ -88,14 +88,10 @@ impl Guard {
     fn check_token(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(right) = &self.token else { return Ok(()) };
         let shown = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
-        let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
-        if shown.is_some_and(|shown| shown.ct_eq(right.as_bytes()).into()) {
-            return Ok(());
-        }
-        let problem = if shown.is_some() {
-            "this token is wrong"
-        } else {
-            "a token is required"
+        let problem = match right.judge(shown) {
+            Shown::Right => return Ok(()),
+            Shown::Wrong => "this token is wrong",
+            Shown::Nothing => "a token is required",
         };
         Err(ApiError::new(
             StatusCode::UNAUTHORIZED,
@@ -203,8 +199,8 @@ mod tests {
     #[test]
     fn elsewhere_names_are_checked_where_some_are_allowed() {
         let listen = ([0, 0, 0, 0], 7070).into();
-        assert!(Guard::new(Some(String::new()), listen, &[]).allows_host("gpu1.lan"));
-        let guard = Guard::new(Some(String::new()), listen, &["gpu1.lan".to_owned()]);
+        assert!(Guard::new(Some(Secret::new(String::new())), listen, &[]).allows_host("gpu1.lan"));
+        let guard = Guard::new(Some(Secret::new(String::new())), listen, &["gpu1.lan".to_owned()]);
         assert!(guard.allows_host("gpu1.lan:7070") && !guard.allows_host("gpu2.lan"));
     }
 

@@ -1,5 +1,6 @@
 //! Jobs: submit, list, show, cancel.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
@@ -8,7 +9,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
-use stagewire_core::{JobId, Timestamp};
+use stagewire_core::{Incarnation, JobId, Timestamp};
 use stagewire_sched::{IdempotencyKey, Input, Job, Outcome, Phase, Sched, StageRun};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
@@ -133,11 +134,18 @@ pub(super) async fn list(
     let before = query.before.as_deref().map(id).transpose()?;
     let limit = query.limit.unwrap_or(PAGE.0).clamp(1, PAGE.1);
     let jobs = app.driver.look(move |sched, _| {
+        let names = Names::of(sched);
         let wanted = |job: &&Job| {
             before.is_none_or(|before| job.id() < before)
                 && query.state.as_deref().is_none_or(|state| job.state().name() == state)
         };
-        let mut jobs: Vec<Value> = sched.jobs().rev().filter(wanted).take(limit + 1).map(summary).collect();
+        let mut jobs: Vec<Value> = sched
+            .jobs()
+            .rev()
+            .filter(wanted)
+            .take(limit + 1)
+            .map(|job| summary(job, &names))
+            .collect();
         let next = (jobs.len() > limit)
             .then(|| jobs.pop())
             .and(jobs.last().map(|job| job["id"].clone()));
@@ -163,13 +171,28 @@ async fn show_job(app: &App, job: JobId) -> Result<Value, ApiError> {
     json.await?.ok_or_else(|| ApiError::unknown_job(&job.to_string()))
 }
 
+/// Names of workers.
+pub(super) struct Names(BTreeMap<Incarnation, String>);
+
+impl Names {
+    fn of(sched: &Sched) -> Self {
+        let infos = sched.workers().filter_map(|worker| worker.info());
+        Self(infos.map(|info| (info.incarnation, info.name.clone())).collect())
+    }
+
+    /// The name, or the incarnation of one that has not attached since the server started.
+    pub(super) fn name(&self, worker: Incarnation) -> String {
+        self.0.get(&worker).cloned().unwrap_or_else(|| worker.to_string())
+    }
+}
+
 /// What a list shows of a job.
-fn summary(job: &Job) -> Value {
+fn summary(job: &Job, names: &Names) -> Value {
     let mut json = json!({
         "id": job.id(),
         "state": job.state().name(),
         "submitted_ns": job.submitted(),
-        "stages": job.stages().iter().map(stage).collect::<Vec<_>>(),
+        "stages": job.stages().iter().map(|run| stage(run, names)).collect::<Vec<_>>(),
     });
     if let Some(ended) = job.ended() {
         json["ended_ns"] = json!(ended);
@@ -181,7 +204,8 @@ fn summary(job: &Job) -> Value {
 }
 
 fn full(sched: &Sched, now: Timestamp, job: &Job) -> Value {
-    let mut json = summary(job);
+    let names = Names::of(sched);
+    let mut json = summary(job, &names);
     json["params"] = serde_json::from_str(job.params()).unwrap_or_default();
     json["losses"] = json!({
         "killed_workers": job.losses().killed_workers,
@@ -189,7 +213,7 @@ fn full(sched: &Sched, now: Timestamp, job: &Job) -> Value {
         "lost_inputs": job.losses().lost_inputs,
     });
     let waiting = sched.explain(now, job.id());
-    json["waiting"] = waiting.iter().map(waiting::json).collect();
+    json["waiting"] = waiting.iter().map(|waiting| waiting::json(waiting, &names)).collect();
     let url = format!("/v1/jobs/{}", job.id());
     json["links"] = json!({
         "events": format!("{url}/events"),
@@ -199,7 +223,7 @@ fn full(sched: &Sched, now: Timestamp, job: &Job) -> Value {
     json
 }
 
-fn stage(run: &StageRun) -> Value {
+fn stage(run: &StageRun, names: &Names) -> Value {
     let phase = run.phase();
     let mut json = json!({
         "name": run.name(),
@@ -211,7 +235,7 @@ fn stage(run: &StageRun) -> Value {
         json["attempt"] = json!(token.attempt);
     }
     if let Some(worker) = phase.worker() {
-        json["worker"] = json!(worker);
+        json["worker"] = json!(names.name(worker));
     }
     if let Phase::Running(running) = phase
         && let Some(progress) = &running.progress

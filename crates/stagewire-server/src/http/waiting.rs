@@ -4,6 +4,8 @@ use serde_json::{Map, Value, json};
 use stagewire_core::StageName;
 use stagewire_sched::{WaitCause, Waiting};
 
+use super::jobs::Names;
+
 fn names(stages: &[StageName]) -> String {
     stages.iter().map(StageName::as_str).collect::<Vec<_>>().join(", ")
 }
@@ -17,7 +19,7 @@ fn ahead(ahead: usize) -> String {
 }
 
 /// One reason, with its numbers and a sentence.
-pub(super) fn json(waiting: &Waiting) -> Value {
+pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
     let (cause, message, numbers) = match &waiting.cause {
         WaitCause::Inputs { stages } => (
             "inputs",
@@ -67,8 +69,11 @@ pub(super) fn json(waiting: &Waiting) -> Value {
         ),
         WaitCause::Answer { worker, within } => (
             "answer",
-            format!("was offered to worker {worker}, which answers within {within:.1?}"),
-            json!({"worker": worker}),
+            format!(
+                "was offered to worker {}, which answers within {within:.1?}",
+                workers.name(*worker)
+            ),
+            json!({"worker": workers.name(*worker)}),
         ),
         WaitCause::Attempt { worker, progress, .. } => (
             "attempt",
@@ -76,7 +81,7 @@ pub(super) fn json(waiting: &Waiting) -> Value {
                 Some(p) => format!("runs: {} {} of {}", p.unit, p.done, p.total),
                 None => "runs".to_owned(),
             },
-            json!({"worker": worker, "progress": progress}),
+            json!({"worker": workers.name(*worker), "progress": progress}),
         ),
         WaitCause::Stopping { attempts, within } => (
             "stopping",

@@ -10,6 +10,7 @@ use stagewire_core::ByteCount;
 
 use super::{ServerOptions, StartError};
 use crate::config::ServerSettings;
+use crate::secret::Secret;
 
 /// Shortest token that clients may be asked for, in bytes.
 const TOKEN: usize = 16;
@@ -36,7 +37,7 @@ fn total_memory() -> Option<ByteCount> {
 }
 
 /// The token that clients must send, where the file names one or the address requires one.
-pub(super) fn token(settings: &ServerSettings, address: SocketAddr) -> Result<Option<String>, StartError> {
+pub(super) fn token(settings: &ServerSettings, address: SocketAddr) -> Result<Option<Secret>, StartError> {
     match &settings.token_file {
         Some(path) => read_token(path).map(Some),
         None if address.ip().is_loopback() => Ok(None),
@@ -44,7 +45,7 @@ pub(super) fn token(settings: &ServerSettings, address: SocketAddr) -> Result<Op
     }
 }
 
-fn read_token(path: &Path) -> Result<String, StartError> {
+fn read_token(path: &Path) -> Result<Secret, StartError> {
     let refuse = |problem: String| StartError::TokenFile {
         path: path.to_owned(),
         problem,
@@ -63,7 +64,7 @@ fn read_token(path: &Path) -> Result<String, StartError> {
             "it must hold at least {TOKEN} visible ASCII characters; make one with `openssl rand -hex 32`"
         )));
     }
-    Ok(token.to_owned())
+    Ok(Secret::new(token.to_owned()))
 }
 
 /// Where journal and results are kept.

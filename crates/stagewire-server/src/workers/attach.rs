@@ -8,7 +8,6 @@ use stagewire_api::v1::worker_message::Message;
 use stagewire_api::{PROTOCOL, host_id, v1};
 use stagewire_core::{Classify, ErrorClass, Incarnation, ProcessRef, StageName};
 use stagewire_sched::{Input, WorkerInfo};
-use subtle::ConstantTimeEq;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +19,7 @@ use super::{IN_FLIGHT, Workers};
 use crate::driver::{DriveError, Driver};
 use crate::nearest::did_you_mean;
 use crate::results::Results;
+use crate::secret::{Secret, Shown};
 
 /// How long a worker may take to say hello.
 const HELLO: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ const NAME: usize = 128;
 pub(crate) struct AttachOptions {
     pub(crate) pipeline: StageName,
     pub(crate) stages: Vec<StageName>,
-    pub(crate) worker_token: String,
+    pub(crate) worker_token: Secret,
     pub(crate) epoch: u64,
     pub(crate) renew_interval: Duration,
     pub(crate) linger: Duration,
@@ -156,15 +156,14 @@ fn status(error: &DriveError) -> Status {
 impl Inner {
     fn authenticate(&self, request: &Request<Streaming<v1::WorkerMessage>>) -> Result<(), Status> {
         let shown = request.metadata().get("authorization").map(|value| value.as_bytes());
-        let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
-        let right = self.options.worker_token.as_bytes();
-        match shown {
-            Some(shown) if shown.ct_eq(right).into() => Ok(()),
-            Some(_) => Err(Status::unauthenticated(
+        match self.options.worker_token.judge(shown) {
+            Shown::Right => Ok(()),
+            Shown::Wrong => Err(Status::unauthenticated(
                 "this is not the worker token of this deployment; it is in worker.token of the server's run directory",
             )),
-            None => Err(Status::unauthenticated(
-                "a worker must send `authorization: Bearer TOKEN`; the token is in worker.token of the server's run directory",
+            Shown::Nothing => Err(Status::unauthenticated(
+                "a worker must send `authorization: Bearer TOKEN`; the token is in worker.token of the server's run \
+                 directory",
             )),
         }
     }
