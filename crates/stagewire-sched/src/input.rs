@@ -70,7 +70,7 @@ pub enum Input {
         worker: Incarnation,
         /// The attempt.
         token: Token,
-        /// Grows with each report of progress; a repeated report is not progress.
+        /// Grows with each report of progress, from 1 on; a repeated report is not progress.
         sequence: u64,
         /// How far it has come.
         progress: Option<Progress>,

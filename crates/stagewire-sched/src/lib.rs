@@ -16,6 +16,14 @@
 //! *Non-guarantees.* Effects may get lost, and a stage function may run more than once: it is its output that counts
 //! once.
 //!
+//! # What workers and stores are expected to do
+//!
+//! A worker that attaches again says which attempts it runs (those that ended without an answer included) and which
+//! payloads it holds, then publishes again what those attempts have published, and completes again what they have completed.
+//! It renews each attempt every [`Limits::renew_interval`]. Told to stop an attempt, it stops it, drops what that published,
+//! and says so. Refused, it does the same and need not say so. A store takes and keeps payloads of running attempts
+//! ([`Sched::is_running`]) and of jobs that need them ([`Sched::payload_owner`]), and no others.
+//!
 //! # Driving it
 //!
 //! Decide, apply the events, poll until nothing is due; make the durable events safe; only then let the effects out.

@@ -192,6 +192,16 @@ impl Sched {
         Some((*job, self.topology.name(*stage)))
     }
 
+    /// Whether the attempt runs and its token is valid.
+    ///
+    /// A store asks before it takes a payload, and keeps one for as long as this holds or [`Sched::payload_owner`] knows
+    /// it: a worker may die between writing to the store and saying so.
+    pub fn is_running(&self, token: Token) -> bool {
+        self.jobs
+            .get(&token.job)
+            .is_some_and(|job| job.running(token).is_some())
+    }
+
     /// What has happened so far.
     pub const fn counters(&self) -> Counters {
         self.counters

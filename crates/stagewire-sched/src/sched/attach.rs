@@ -46,7 +46,7 @@ impl Sched {
                 }
             }
         }
-        let unclaimed = self.unclaimed(&mut plan, incarnation, &claimed, holding);
+        let unclaimed = self.unclaimed(&mut plan, incarnation, holding);
         if self.draining {
             plan.effect(Effect::Drain { worker: incarnation });
         }
@@ -121,38 +121,23 @@ impl Sched {
         }
     }
 
-    /// Payloads that the worker holds and may yet publish. Those that nobody needs are released.
-    fn unclaimed(
-        &self,
-        plan: &mut Plan<'_>,
-        worker: Incarnation,
-        claimed: &[Token],
-        holding: &[PayloadId],
-    ) -> Vec<PayloadId> {
-        let may_publish = claimed.iter().any(|token| {
-            let job = plan.job(token.job);
-            job.is_some_and(|job| {
-                let stage = job.running(*token);
-                stage.is_some_and(|stage| {
-                    job.run(stage).output.live().is_none() && !self.topology.consumers(stage).is_empty()
-                })
-            })
-        });
+    /// Payloads that the worker holds and that are nobody's output: one of its attempts may be about to publish them.
+    fn unclaimed(&self, plan: &mut Plan<'_>, worker: Incarnation, holding: &[PayloadId]) -> Vec<PayloadId> {
         let mut unclaimed = Vec::new();
         for payload in holding.iter().copied() {
-            let owner = self.index.payloads.get(&payload).and_then(|(job, stage)| {
+            let holder = self.index.payloads.get(&payload).and_then(|(job, stage)| {
                 let output = &plan.job(*job)?.run(*stage).output;
                 output.live().filter(|live| live.id == payload)?;
                 output.holder()
             });
-            if owner == Some(Holder::Worker(worker)) {
-                continue;
-            }
-            if owner.is_none() && may_publish {
-                unclaimed.push(payload);
-            } else {
-                let holder = Holder::Worker(worker);
-                plan.effect(Effect::Release { holder, payload });
+            match holder {
+                None => unclaimed.push(payload),
+                Some(holder) if holder == Holder::Worker(worker) => (),
+                // Somebody else holds it now; this copy is in nobody's way.
+                Some(_) => plan.effect(Effect::Release {
+                    holder: Holder::Worker(worker),
+                    payload,
+                }),
             }
         }
         unclaimed

@@ -15,7 +15,8 @@ pub(super) struct Plan<'a> {
     unreachable: Option<Incarnation>,
     /// The store died with the last epoch.
     restarted: bool,
-    jobs: BTreeMap<JobId, Job>,
+    /// Jobs as the plan leaves them, and how many of their superseded attempts have not stopped.
+    jobs: BTreeMap<JobId, (Job, u32)>,
     pub(super) decision: Decision,
 }
 
@@ -59,7 +60,10 @@ impl<'a> Plan<'a> {
 
     /// The job as the plan leaves it.
     pub(super) fn job(&self, job: JobId) -> Option<&Job> {
-        self.jobs.get(&job).or_else(|| self.sched.jobs.get(&job))
+        match self.jobs.get(&job) {
+            Some((job, _)) => Some(job),
+            None => self.sched.jobs.get(&job),
+        }
     }
 
     /// Adds an event that changes no job.
@@ -73,9 +77,12 @@ impl<'a> Plan<'a> {
 
     /// Changes a job, and adds all that follows for it. Nothing happens where the job does not exist.
     pub(super) fn change(&mut self, job: JobId, change: impl FnOnce(&mut JobPlan<'_, 'a>)) {
-        if let Some(known) = self.job(job).cloned() {
-            let stopping = self.sched.stopping.get(&job).copied().unwrap_or_default();
-            self.work_on(known.clone(), stopping, Some(&known), change);
+        let sched = self.sched;
+        if let Some((before, stopping)) = self.jobs.remove(&job) {
+            self.work_on(before.clone(), stopping, Some(&before), change);
+        } else if let Some(before) = sched.jobs.get(&job) {
+            let stopping = sched.stopping.get(&job).copied().filter(|_| !self.restarted);
+            self.work_on(before.clone(), stopping.unwrap_or_default(), Some(before), change);
         }
     }
 
@@ -98,7 +105,6 @@ impl<'a> Plan<'a> {
     }
 
     fn work_on(&mut self, job: Job, stopping: u32, before: Option<&Job>, change: impl FnOnce(&mut JobPlan<'_, 'a>)) {
-        let stopping = if self.restarted { 0 } else { stopping };
         let mut work = JobPlan {
             plan: self,
             job,
@@ -109,8 +115,8 @@ impl<'a> Plan<'a> {
         change(&mut work);
         work.settle();
         work.tell(before);
-        let job = work.job;
-        self.jobs.insert(job.id, job);
+        let (job, stopping) = (work.job, work.stopping);
+        self.jobs.insert(job.id, (job, stopping));
     }
 
     fn notice_job(&mut self, job: JobId, kind: NoticeKind) {

@@ -28,7 +28,8 @@ fn reason(result: Result<Topology, TopologyError>) -> (&'static str, String) {
 
 #[test]
 fn pipelines_of_all_shapes_are_allowed() {
-    let shapes: [(&[&str], &[(&str, &str)]); 6] = [
+    type Shape = (&'static [&'static str], &'static [(&'static str, &'static str)]);
+    let shapes: [Shape; 6] = [
         (&["fused"], &[]),
         (&["d", "v"], &[("d", "v")]),
         (&["e", "d", "v"], &[("e", "d"), ("d", "v")]),

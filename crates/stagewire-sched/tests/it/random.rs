@@ -14,7 +14,7 @@ use model::{Model, Op};
 fn shapes() -> Vec<Topology> {
     let shape = |stages: &[&str], edges| {
         let spec = |stage: &&str| StageSpec {
-            max_held: 2,
+            max_held: 1,
             max_attempts: 2,
             ..StageSpec::new(name(stage))
         };

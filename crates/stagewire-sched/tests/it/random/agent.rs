@@ -84,8 +84,8 @@ impl Agent {
         }
     }
 
-    /// Does one thing that a worker may do. Returns a payload that it put into the store.
-    pub(super) fn act(&mut self, what: u8, new_id: impl FnOnce() -> PayloadId) -> Option<PayloadId> {
+    /// Does one thing that a worker may do. Returns a payload that it put into the store, with its token.
+    pub(super) fn act(&mut self, what: u8, new_id: impl FnOnce() -> PayloadId) -> Option<(PayloadId, Token)> {
         let worker = self.incarnation;
         let choice = usize::from(what / 16);
         if what.is_multiple_of(3)
@@ -156,7 +156,7 @@ impl Agent {
                 }
                 let payload = payload_info(id, stored);
                 self.outbox.push_back(Input::Published { worker, token, payload });
-                return stored.then_some(id);
+                return stored.then_some((id, token));
             }
             _ => {
                 task.completed = true;

@@ -1,7 +1,7 @@
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use stagewire_core::{Incarnation, JobId, PayloadId};
+use stagewire_core::{Incarnation, JobId, PayloadId, Token};
 use stagewire_sched::{DrainScope, Effect, Holder, Input, Limits, Topology};
 
 use super::agent::{Agent, Link};
@@ -47,8 +47,8 @@ pub(super) struct Model {
     world: World,
     agents: Vec<Agent>,
     jobs: Vec<JobId>,
-    /// What the store holds.
-    store: BTreeSet<PayloadId>,
+    /// What the store holds, and the attempt that wrote it.
+    store: BTreeMap<PayloadId, Token>,
     /// Messages that were delivered.
     past: VecDeque<Input>,
     stages: Vec<String>,
@@ -61,7 +61,7 @@ impl Model {
             world: World::with_limits(topology, limits),
             agents: Vec::new(),
             jobs: Vec::new(),
-            store: BTreeSet::new(),
+            store: BTreeMap::new(),
             past: VecDeque::new(),
         }
     }
@@ -93,7 +93,7 @@ impl Model {
                     .agents
                     .iter()
                     .flat_map(|agent| agent.holding.keys())
-                    .chain(&self.store)
+                    .chain(self.store.keys())
                     .collect();
                 if let Some(payload) = known
                     .get(usize::from(pick) % known.len().max(1))
@@ -169,7 +169,8 @@ impl Model {
         self.carry();
     }
 
-    /// Puts effects into the inboxes of those whose stream is up. The store hears at once.
+    /// Puts effects into the inboxes of those whose stream is up. The store hears at once, and keeps nothing that nobody
+    /// will ask for.
     fn carry(&mut self) {
         for effect in self.world.take() {
             match &effect {
@@ -190,6 +191,9 @@ impl Model {
                 }
             }
         }
+        let sched = &self.world.sched;
+        self.store
+            .retain(|payload, token| sched.payload_owner(*payload).is_some() || sched.is_running(*token));
     }
 
     fn deliver(&mut self, at: usize) {
@@ -261,7 +265,7 @@ impl Model {
         }
         self.work();
         assert_eq!(self.world.sched.live_payloads(), 0);
-        assert_eq!(self.store, BTreeSet::new(), "left in the store");
+        assert_eq!(self.store, BTreeMap::new(), "left in the store");
         for agent in &self.agents {
             let left: Vec<_> = agent.holding.keys().collect();
             assert!(
@@ -315,7 +319,7 @@ impl Model {
     }
 }
 
-fn sender(input: &Input) -> Option<(Incarnation, stagewire_core::Token)> {
+fn sender(input: &Input) -> Option<(Incarnation, Token)> {
     match input {
         Input::Accept { worker, token }
         | Input::Renew { worker, token, .. }
