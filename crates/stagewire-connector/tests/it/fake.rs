@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::PATIENCE;
 
 /// How long its workers live on without it.
-pub(crate) const LINGER: Duration = Duration::from_millis(500);
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
 /// One life of the orchestrator. Dropped, it is gone, with all its streams.
 pub(crate) struct Fake {
