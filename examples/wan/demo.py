@@ -41,6 +41,9 @@ def main() -> int:
     try:
         deployment = Deployment(options, folder, say)
         try:
+            for stage in filter(None, (options.kill, options.kill_during)):
+                if stage not in deployment.stages:
+                    raise DemoError(f"there is no stage {stage!r}; the stages: {', '.join(deployment.stages)}")
             deployment.start()
             staged(options, deployment, report, say)
             colocated(options, deployment, report, say)

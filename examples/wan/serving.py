@@ -91,9 +91,11 @@ class Deployment:
 
     def stop(self) -> list[str]:
         """Ends it as Ctrl-C would, and says what is left behind."""
+        if self.process is None:
+            return []
         print("\nStopping", file=self.say)
         began = time.monotonic()
-        if self.process is not None and self.process.poll() is None:
+        if self.process.poll() is None:
             self.traces.look()
             self.end(self.process)
         left = self.traces.left()
