@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,12 @@ class Traces:
         # Logs and the workers' token may stay: the next `up` uses them again.
         lines += [f"file {path}" for path in _files(self.run_dir) if path.name != "worker.token"]
         return lines
+
+    def kill(self) -> None:
+        """Ends the processes that are still there, by force."""
+        for pid in _processes(self.run_dir):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _pids() -> list[int]:

@@ -101,6 +101,7 @@ class Deployment:
         left = self.traces.left()
         if left:
             print("  LEFT BEHIND:\n" + "\n".join(f"    {line}" for line in left), file=self.say)
+            self.traces.kill()
         else:
             ended, seconds = len(self.traces.processes), time.monotonic() - began
             print(f"  {ended} processes ended in {seconds:.1f} s; nothing is left of them", file=self.say)

@@ -42,7 +42,7 @@ def test_a_process_and_its_shared_memory_are_found_and_then_gone(tmp_path, holde
     assert len(traces.memory) == 1
     left = traces.left()
     assert [line.split()[0] for line in left] == ["process", "shared"], left
-    holder.kill()
+    traces.kill()
     holder.wait()
     assert traces.left() == []
 
