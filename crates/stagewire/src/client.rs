@@ -136,6 +136,14 @@ impl Client {
         self.get(&format!("/v1/jobs/{}", segment(id))).await
     }
 
+    /// The newest jobs, as the server's document.
+    pub(crate) async fn jobs(&self, state: Option<&str>, limit: u16) -> Result<Value, ClientError> {
+        let state = state
+            .map(|state| format!("&state={}", segment(state)))
+            .unwrap_or_default();
+        self.get(&format!("/v1/jobs?limit={limit}{state}")).await
+    }
+
     pub(crate) async fn cancel(&self, id: &str) -> Result<Job, ClientError> {
         let path = format!("/v1/jobs/{}/cancel", segment(id));
         decode(self.send(Method::POST, &path, |request| request).await?).await
@@ -228,7 +236,7 @@ async fn decode<T: DeserializeOwned>(answer: Response) -> Result<T, ClientError>
     })
 }
 
-/// An id from the command line as one segment of a path; what is no id finds no job.
+/// An id or a name from the command line as a part of a path; what is none finds nothing.
 fn segment(id: &str) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     id.chars().map(allowed).collect()

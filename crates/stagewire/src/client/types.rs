@@ -15,7 +15,8 @@ pub(super) struct Refusal {
 pub(crate) struct Job {
     pub(crate) id: String,
     pub(crate) state: String,
-    #[serde(default)]
+    pub(crate) submitted_ns: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failure: Option<Failure>,
     #[serde(default)]
     pub(crate) stages: Vec<JobStage>,
@@ -67,9 +68,9 @@ impl Job {
 pub(crate) struct JobStage {
     pub(crate) name: String,
     pub(crate) state: String,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     worker: Option<String>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     progress: Option<Progress>,
     #[serde(flatten)]
     rest: Map<String, Value>,

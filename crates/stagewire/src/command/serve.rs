@@ -46,7 +46,8 @@ pub(crate) async fn run(args: ServeArgs, global: &Global, output: &Output) -> Re
     let mut signals = Signals::listen()?;
     let config = load(&args)?;
     let server = start(&config, &args, global).await?;
-    announce(&config, &server, global, output)?;
+    announce(&server, global, output);
+    announce_json(&config, &server, global, output)?;
     let exit = tokio::select! {
         wish = signals.next() => Ok(ended_by(wish)),
         failure = server.stopped() => Err(Fault::failed(failure)),
@@ -71,20 +72,29 @@ pub(super) async fn start(config: &Config, args: &ServeArgs, global: &Global) ->
     })
 }
 
-/// Says where the server is: to people, and to machines that wait for this line.
-pub(super) fn announce(config: &Config, server: &Server, global: &Global, output: &Output) -> Result<(), Fault> {
-    let url = format!("http://{}", server.http_addr());
+/// Says where the server is.
+pub(super) fn announce(server: &Server, global: &Global, output: &Output) {
     let run_dir = RunDir::locate(global.run_dir.as_deref());
-    let run_dir = run_dir.path();
-    if output.json {
-        let name = config.pipeline.name.as_str();
-        let epoch = server.epoch();
-        output.data(
-            json!({"url": url, "pipeline": name, "run_dir": run_dir, "pid": std::process::id(), "epoch": epoch}),
-        )?;
+    let url = format!("http://{}", server.http_addr());
+    output.topic(
+        "server",
+        format_args!("{url}, run directory {}", run_dir.path().display()),
+    );
+}
+
+/// Says it to a machine, which takes the line as the sign that it may begin.
+pub(super) fn announce_json(config: &Config, server: &Server, global: &Global, output: &Output) -> Result<(), Fault> {
+    if !output.json {
+        return Ok(());
     }
-    output.topic("server", format_args!("{url}, run directory {}", run_dir.display()));
-    Ok(())
+    let run_dir = RunDir::locate(global.run_dir.as_deref());
+    output.data(json!({
+        "url": format!("http://{}", server.http_addr()),
+        "pipeline": config.pipeline.name,
+        "run_dir": run_dir.path(),
+        "pid": std::process::id(),
+        "epoch": server.epoch(),
+    }))
 }
 
 /// The status of a server that was asked to stop: who presses Ctrl-C sees 130, a service manager sees 0.

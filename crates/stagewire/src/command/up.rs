@@ -63,9 +63,7 @@ pub(crate) async fn run(args: UpArgs, global: &Global, output: &Output) -> Resul
         "pipeline",
         format_args!("{} of {}", config.pipeline.name, config.path.display()),
     );
-    if !output.json {
-        serve::announce(&config, &server, global, output)?;
-    }
+    serve::announce(&server, global, output);
     output.topic("python", &python);
     let run_dir = RunDir::locate(global.run_dir.as_deref());
     let client = Client::of_run_dir(&run_dir, token(&config)?);
@@ -88,10 +86,7 @@ pub(crate) async fn run(args: UpArgs, global: &Global, output: &Output) -> Resul
                         duration(began.elapsed())
                     ),
                 );
-                if output.json {
-                    serve::announce(&config, &server, global, output)?;
-                }
-                Ok(())
+                serve::announce_json(&config, &server, global, output)
             })
             .await;
             output.topic("workers", "stop");
