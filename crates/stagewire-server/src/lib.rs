@@ -16,6 +16,29 @@
 //! *Non-guarantees.* Progress and the newest notes of a job's history may be lost in a crash; its state is not.
 //! Payloads in the host store die with the server: their stages run again. The journal grows with the number of jobs.
 //!
+//! # The HTTP API
+//!
+//! Errors are `{"error": {"class", "reason", "message", "details"}}`. Times are nanoseconds since the Unix epoch.
+//!
+//! | route | what |
+//! | --- | --- |
+//! | `POST /v1/jobs` | submits `{"params": {…}}`; 201, or 200 where the `Idempotency-Key` is known |
+//! | `GET /v1/jobs` | newest first; `?state=`, `?limit=`, `?before=ID` |
+//! | `GET /v1/jobs/ID` | state, stages, and what it waits for |
+//! | `POST /v1/jobs/ID/cancel` | asks it to stop; 202 |
+//! | `GET /v1/jobs/ID/events` | server-sent events until it has ended; resumes after `Last-Event-ID` |
+//! | `GET /v1/jobs/ID/result` | its files and what the last stage says of them; 409 unless it succeeded |
+//! | `GET /v1/jobs/ID/artefacts/ID` | one file |
+//! | `GET /v1/jobs/ID/timeline`, `…/timeline.html` | what ran when and where, and every chunk, as data and as a page |
+//! | `GET /v1/pipeline` | stages, edges, parameters, workers |
+//! | `GET /v1/stats`, `GET /metrics` | numbers, as JSON and for Prometheus |
+//! | `GET /healthz`, `GET /readyz` | 200 where the server lives; where every stage has a worker, else 503 |
+//!
+//! An event's data is `{"seq", "at_ns", "type", "stage", "attempt", "worker", …}`; `type` is `submitted`, `queued`,
+//! `offered`, `running`, `progress` (with `progress`), `published` (with `payload`), `chunk` (with `handover`),
+//! `stage_done`, `requeued` and `failed` (with `failure`), `cancelling`, `succeeded` or `cancelled`. Progress carries no
+//! event id: it is a level, of which a watcher that comes late sees only the newest.
+//!
 //! ```
 //! use stagewire_server::{Config, RunDir, Server, ServerOptions};
 //!

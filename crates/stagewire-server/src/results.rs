@@ -14,7 +14,7 @@ use stagewire_sched::{Input, Phase, ResultInfo};
 use tokio::sync::Semaphore;
 
 use crate::artefacts::{ArtefactError, Artefacts, File};
-use crate::driver::Driver;
+use crate::driver::{DriveError, Driver};
 use crate::workers::Workers;
 
 /// How long the bytes of a result may take to come.
@@ -131,7 +131,9 @@ impl Results {
             // Published to nobody, so that the scheduler does not know of it.
             Ok(_) if completed => self.workers.release(worker, payload),
             Ok(_) => {}
-            Err(_) => self.artefacts.discard(token.job, &files).await,
+            Err(DriveError::Refused(_)) => self.artefacts.discard(token.job, &files).await,
+            // The journal may hold the completion all the same; the next start knows.
+            Err(DriveError::Stopped) => {}
         }
         self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&token);
     }

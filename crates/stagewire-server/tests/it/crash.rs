@@ -7,8 +7,7 @@ use crate::site::{Site, until};
 use crate::stages::{Workers, video};
 
 /// Kills a server after so many acknowledged jobs, in each of several lives.
-async fn killed_after(acknowledged: &[usize], slots: u32) {
-    let site = Site::new();
+async fn killed_after(site: Site, acknowledged: &[usize], slots: u32) {
     let mut server = ChildServer::start(&site).await;
     let workers = Workers::with_slots(&site.run_dir(), slots).await;
     let mut jobs = Vec::new();
@@ -52,12 +51,18 @@ async fn killed_after(acknowledged: &[usize], slots: u32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn acknowledged_jobs_survive_kill_9() {
-    killed_after(&[1, 2, 3, 5, 8], 1).await;
+    killed_after(Site::new(), &[1, 2, 3, 5, 8], 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn so_they_do_with_several_at_once() {
-    killed_after(&[6, 1, 6], 3).await;
+    killed_after(Site::new(), &[6, 1, 6], 3).await;
+}
+
+/// What the store held dies with the server; its stages run again.
+#[tokio::test(flavor = "multi_thread")]
+async fn so_they_do_where_their_payloads_were_in_the_server() {
+    killed_after(Site::stored(), &[3, 2, 4], 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -68,6 +68,14 @@ impl Site {
         site
     }
 
+    /// The same with every payload in the store.
+    pub(crate) fn stored() -> Self {
+        let mut site = Self::new();
+        let config = site.config.replace("mode = \"p2p\"", "mode = \"store\"");
+        site.config = config.replace("chunk-dim = 2", "chunk-dim = 2\nmode = \"store\"");
+        site
+    }
+
     pub(crate) fn run_dir(&self) -> PathBuf {
         self.dir.path().join("run")
     }

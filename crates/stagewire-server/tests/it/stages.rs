@@ -2,12 +2,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use stagewire_connector::ConsumeOptions;
-use stagewire_connector::worker::{Output, Task, Worker, WorkerOptions};
+use stagewire_connector::worker::{Output, Task, TaskError, Worker, WorkerOptions};
 use stagewire_core::{
-    ByteCount, DType, Entry, EntryValue, ErrorClass, Failure, PayloadKind, Progress, StageName, TensorSpec,
+    ByteCount, Classify, DType, Entry, EntryValue, ErrorClass, Failure, PayloadKind, Progress, StageName, TensorSpec,
 };
 use stagewire_transfer::Borrowed;
 use tokio::task::JoinHandle;
@@ -122,6 +123,19 @@ fn tensor(kind: PayloadKind, name: &str, shape: &[u64], bytes: Vec<u8>) -> Outpu
     Output::tensor(kind, name, spec, Borrowed::from(bytes))
 }
 
+/// Completes, and tries again where the store died with its server: the next one has another.
+async fn complete(task: &Task, output: Output) -> Result<(), Failure> {
+    task.open(output).map_err(failure)?;
+    loop {
+        match task.finish().await {
+            Err(error @ TaskError::Put { .. }) if error.class() == ErrorClass::Unavailable => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            ended => return ended.map_err(failure),
+        }
+    }
+}
+
 async fn encode(task: &Task) -> Result<(), Failure> {
     let (prompt, _) = params(task);
     if prompt == "refuse" {
@@ -133,9 +147,7 @@ async fn encode(task: &Task) -> Result<(), Failure> {
     }
     let bytes: Vec<u8> = prompt.into_bytes();
     let shape = [bytes.len() as u64];
-    task.complete(tensor(PayloadKind::Embedding, "embeds", &shape, bytes))
-        .await
-        .map_err(failure)
+    complete(task, tensor(PayloadKind::Embedding, "embeds", &shape, bytes)).await
 }
 
 async fn denoise(task: &Task) -> Result<(), Failure> {
@@ -156,9 +168,11 @@ async fn denoise(task: &Task) -> Result<(), Failure> {
         task.progress(progress).map_err(failure)?;
         tokio::task::yield_now().await;
     }
-    task.complete(tensor(PayloadKind::Latent, "latents", &SHAPE, latents(&prompt, steps)))
-        .await
-        .map_err(failure)
+    complete(
+        task,
+        tensor(PayloadKind::Latent, "latents", &SHAPE, latents(&prompt, steps)),
+    )
+    .await
 }
 
 async fn decode(task: &Task) -> Result<(), Failure> {
@@ -183,5 +197,5 @@ async fn decode(task: &Task) -> Result<(), Failure> {
         }),
         tensors: vec![Borrowed::from(video).into(), Borrowed::from(b"ok".to_vec()).into()],
     };
-    task.complete(output).await.map_err(failure)
+    complete(task, output).await
 }

@@ -7,11 +7,7 @@ use crate::stages::{Workers, video};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_video_through_the_store() {
-    let mut site = Site::new();
-    site.config = site
-        .config
-        .replace("mode = \"p2p\"", "mode = \"store\"")
-        .replace("chunk-dim = 2", "chunk-dim = 2\nmode = \"store\"");
+    let site = Site::stored();
     let api = site.start().await;
     let workers = Workers::attach(&site.run_dir()).await;
     let job = api.submit("a red cat").await;
