@@ -17,7 +17,10 @@ pub struct Worker {
     /// Offers in a row that it declined or did not answer.
     pub(crate) misses: u32,
     pub(crate) slots: BTreeMap<Token, Slot>,
+    /// Payloads that it brought back and nobody has published.
     pub(crate) unclaimed: BTreeSet<PayloadId>,
+    /// Attempts that it brought back and that may yet publish them.
+    pub(crate) claimed: BTreeSet<Token>,
 }
 
 /// Whether a worker can be reached.
@@ -118,6 +121,7 @@ impl Worker {
             misses: 0,
             slots: BTreeMap::new(),
             unclaimed: BTreeSet::new(),
+            claimed: BTreeSet::new(),
         }
     }
 

@@ -33,7 +33,10 @@ impl Sched {
             Event::WorkerAway { worker } => self.part(at, *worker, at + self.limits.linger),
             Event::WorkerLost { worker } => self.lose(at, *worker),
             Event::WorkerResumed { worker } => self.update_worker(*worker, |worker| worker.paused_until = None),
-            Event::HoldingsSettled { worker } => self.update_worker(*worker, |worker| worker.unclaimed.clear()),
+            Event::HoldingsSettled { worker } => self.update_worker(*worker, |worker| {
+                worker.unclaimed.clear();
+                worker.claimed.clear();
+            }),
             Event::WorkerDraining { worker } => self.update_worker(*worker, |worker| worker.draining = true),
             Event::Draining => !std::mem::replace(&mut self.draining, true),
             Event::AttemptStopped { worker, token } => {
@@ -259,6 +262,7 @@ impl Sched {
             worker.paused_until = None;
             worker.misses = 0;
             worker.unclaimed = unclaimed.iter().copied().collect();
+            worker.claimed = claimed.iter().copied().collect();
         });
         let until = at + self.limits.stop;
         for token in stale {
@@ -301,6 +305,7 @@ impl Sched {
             worker.link = LinkState::Away { until };
             worker.paused_until = None;
             worker.unclaimed.clear();
+            worker.claimed.clear();
         })
     }
 

@@ -97,8 +97,11 @@ impl Sched {
         Ok(())
     }
 
-    /// The index says what jobs and workers say.
-    fn check_index(&self) -> Result<(), String> {
+    /// Proves no more than that every look-up says what jobs and workers say. That holds after any events in any order.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub fn check_index(&self) -> Result<(), String> {
         let mut index = Index::new(&self.topology);
         let mut stopping = BTreeMap::new();
         for job in self.jobs.values() {

@@ -75,11 +75,13 @@ impl Sched {
         plan.decision
     }
 
-    /// Releases what a worker brought back and nobody has published, once none of its attempts can publish it any more.
+    /// Releases what a worker brought back and nobody has published, once none of the attempts that it brought back can
+    /// publish it, or hand it in as a result, any more.
     pub(super) fn settle_holdings(&self) -> Option<Decision> {
         let (worker, known) = self.index.unclaimed.iter().find_map(|worker| {
             let known = self.workers.get(worker)?;
-            (!self.may_publish(known.incarnation)).then_some((*worker, known))
+            let open = known.claimed.iter().any(|token| self.may_publish(*token));
+            (!open).then_some((*worker, known))
         })?;
         let holder = Holder::Worker(worker);
         let release = |payload: &PayloadId| Effect::Release {
@@ -93,21 +95,13 @@ impl Sched {
         })
     }
 
-    /// Whether the worker runs an attempt that has not published yet.
-    fn may_publish(&self, worker: Incarnation) -> bool {
-        let slots = self
-            .workers
-            .get(&worker)
-            .into_iter()
-            .flat_map(|worker| worker.slots.keys());
-        slots.into_iter().any(|token| {
-            let attempt = self.jobs.get(&token.job).and_then(|job| {
-                let stage = job.running(*token)?;
-                Some((stage, job.run(stage)))
-            });
-            attempt
-                .is_some_and(|(stage, run)| run.output.live().is_none() && !self.topology.consumers(stage).is_empty())
-        })
+    /// Whether the attempt runs and has neither published nor, in a last stage, handed in its result.
+    fn may_publish(&self, token: Token) -> bool {
+        let run = self
+            .jobs
+            .get(&token.job)
+            .and_then(|job| Some(job.run(job.running(token)?)));
+        run.is_some_and(|run| run.output.live().is_none())
     }
 }
 

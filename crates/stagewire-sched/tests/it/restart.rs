@@ -165,6 +165,27 @@ fn work_that_ended_while_the_server_was_down_is_not_done_again() {
 }
 
 #[test]
+fn a_result_that_was_on_its_way_is_kept_until_it_is_handed_in() {
+    let mut world = World::new(topology(&["paint"], vec![]));
+    let painter = world.attach("paint", 2);
+    let job = world.submit();
+    let token = world.accept(painter);
+    world.restart();
+    let result = stagewire_core::PayloadId(world.id());
+    world.attach_as(painter, "paint", 2, vec![token], vec![result]);
+    world.submit();
+    world.accept(painter);
+    assert_eq!(world.releases(), [], "the server has yet to fetch it");
+    world.complete(painter, token);
+    assert_eq!(world.state(job), "succeeded");
+    assert_eq!(
+        world.releases(),
+        [(Holder::Worker(painter), result)],
+        "whatever else runs"
+    );
+}
+
+#[test]
 fn a_job_that_was_being_cancelled_is_cancelled() {
     let mut world = World::new(topology(&["paint"], vec![]));
     let painter = world.attach("paint", 1);

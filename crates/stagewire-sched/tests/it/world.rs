@@ -15,6 +15,8 @@ use uuid::Uuid;
 pub(crate) struct World {
     pub(crate) sched: Sched,
     pub(crate) now: Timestamp,
+    /// Every event, and among them the durable ones.
+    pub(crate) history: Vec<(Timestamp, Event)>,
     pub(crate) journal: Vec<(Timestamp, Event)>,
     /// Effects since the last call of [`World::take`].
     pub(crate) effects: Vec<Effect>,
@@ -80,6 +82,7 @@ impl World {
         let mut world = Self {
             sched: Sched::new(topology, limits),
             now: Timestamp(1_000_000_000),
+            history: Vec::new(),
             journal: Vec::new(),
             effects: Vec::new(),
             ids: 0,
@@ -130,6 +133,7 @@ impl World {
             if let Event::PayloadReleased { payload, .. } = &event {
                 assert!(self.released.insert(*payload), "payload {payload} was released twice");
             }
+            self.history.push((self.now, event.clone()));
             if event.is_durable() {
                 self.journal.push((self.now, event));
             }

@@ -1,8 +1,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use stagewire_core::{Incarnation, JobId, PayloadId, Token};
-use stagewire_sched::{DrainScope, Effect, Holder, Input, Limits, Topology};
+use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp, Token};
+use stagewire_sched::{DrainScope, Effect, Event, Holder, Input, Limits, Topology};
 
 use super::agent::{Agent, Link};
 use crate::world::{World, worker_info};
@@ -64,6 +64,10 @@ impl Model {
             store: BTreeMap::new(),
             past: VecDeque::new(),
         }
+    }
+
+    pub(super) fn history(&self) -> &[(Timestamp, Event)] {
+        &self.world.history
     }
 
     pub(super) fn step(&mut self, op: Op) {
