@@ -30,9 +30,8 @@
 //! Decide, apply the events, poll until nothing is due; make the durable events safe; only then let the effects out.
 //!
 //! ```
-//! # use stagewire_core::{Epoch, Incarnation, JobId, StageName, Timestamp};
+//! # use stagewire_core::{Epoch, JobId, StageName, Timestamp};
 //! # use stagewire_sched::{Effect, Input, Limits, Refusal, Sched, StageSpec, Topology, WorkerInfo};
-//! # let uuid = |text: &str| text.parse().expect("a literal id");
 //! fn drive(sched: &mut Sched, now: Timestamp, input: Input) -> Result<Vec<Effect>, Refusal> {
 //!     let mut journal = Vec::new();
 //!     let mut effects = Vec::new();
@@ -49,22 +48,21 @@
 //!     Ok(effects)
 //! }
 //!
-//! let paint = StageName::new("paint").expect("an allowed name");
+//! let paint = StageName::new("paint")?;
 //! let topology = Topology::new(vec![StageSpec::new(paint.clone())], vec![])?;
 //! let mut sched = Sched::new(topology, Limits::default());
 //! let now = Timestamp(1_000);
 //! drive(&mut sched, now, Input::Restarted { epoch: Epoch(1) })?;
 //! let worker = WorkerInfo {
-//!     incarnation: uuid("00000000-0000-4000-8000-000000000001"),
+//!     incarnation: "00000000-0000-4000-8000-000000000001".parse()?,
 //!     stage: paint,
 //!     slots: 1,
 //!     name: "painter".to_owned(),
 //! };
 //! drive(&mut sched, now, Input::WorkerAttached { worker, running: vec![], holding: vec![] })?;
-//! let job: JobId = "00000000-0000-7000-8000-000000000002".parse().expect("a literal id");
+//! let job: JobId = "00000000-0000-7000-8000-000000000002".parse()?;
 //! let effects = drive(&mut sched, now, Input::Submit { job, params: "{}".into(), key: None })?;
 //! assert!(effects.iter().any(|effect| matches!(effect, Effect::Offer(_))));
-//! # fn typed(_: Incarnation) {}
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
