@@ -61,12 +61,12 @@ def test_inputs_are_named() -> None:
     local.run_stage(two, {}, {"a": stagewire.Payload({}), "b": stagewire.Payload({})})
 
 
-def test_writable_inputs_are_copies() -> None:
+def test_inputs_are_the_stages_own() -> None:
     x = torch.zeros(3)
 
     @stagewire.stage("write")
     def write(ctx: stagewire.Context) -> Any:
-        ctx.input.fetch(writable=True)["x"].add_(1)
+        ctx.input.fetch()["x"].add_(1)
         return {}
 
     local.run_stage(write, {}, {"a": stagewire.Payload({"x": x})})

@@ -41,15 +41,15 @@ class Input(Protocol):
     def nbytes(self) -> int:
         """Bytes of all tensors."""
 
-    def fetch(self, *, framework: Framework | None = None, writable: bool = False) -> dict[str, Any]:
+    def fetch(self, *, framework: Framework | None = None, mapped: bool = False) -> dict[str, Any]:
         """Waits for the whole payload: ``{name: tensor | None | [tensor, ...]}``, as published.
 
         Args:
             framework: ``torch``, ``numpy`` or ``native``. By default torch tensors where torch is imported or the
                 dtype needs it, else NumPy arrays.
-            writable: Copy into fresh memory that may be written to. Without it tensors are views of the producer's
-                memory wherever that can be mapped, and **must not be written to**: torch does not know of read-only
-                tensors, and the write ends the process.
+            mapped: Give views of the holder's memory where that can be mapped, without a copy. They **must not be
+                written to**: torch does not know of read-only tensors, and the write ends the process. By default
+                the tensors are the stage's own, copied once, and may be written to.
 
         Raises:
             Unavailable: The producer died (reason ``peer.lost``).
@@ -57,7 +57,7 @@ class Input(Protocol):
             StagewireError: The producer failed; class and reason are its own.
         """
 
-    def chunks(self, *, framework: Framework | None = None, writable: bool = False) -> Iterator[dict[str, Any]]:
+    def chunks(self, *, framework: Framework | None = None, mapped: bool = False) -> Iterator[dict[str, Any]]:
         """Yields chunk after chunk, in order, each as soon as it is there.
 
         Each is ``{name: tensor}`` with the tensors cut along the chunk dimension: ``[B, C, t, H, W]`` of

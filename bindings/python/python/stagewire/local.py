@@ -118,20 +118,20 @@ class _LocalInput:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for _, value in self._bundle.entries for tensor in _tensors(value))
 
-    def fetch(self, *, framework: Framework | None = None, writable: bool = False) -> dict[str, Any]:
+    def fetch(self, *, framework: Framework | None = None, mapped: bool = False) -> dict[str, Any]:
         tensors = [tensor for _, value in self._bundle.entries for tensor in _tensors(value)]
         export = exporter(framework, (tensor.dtype for tensor in tensors))
         return {
             name: None
             if value is None
-            else [_give(export(t), writable) for t in value]
+            else [_give(export(t), mapped) for t in value]
             if isinstance(value, list)
-            else _give(export(value), writable)
+            else _give(export(value), mapped)
             for name, value in self._bundle.entries
         }
 
-    def chunks(self, *, framework: Framework | None = None, writable: bool = False) -> Iterator[dict[str, Any]]:
-        whole = self.fetch(framework=framework, writable=writable)
+    def chunks(self, *, framework: Framework | None = None, mapped: bool = False) -> Iterator[dict[str, Any]]:
+        whole = self.fetch(framework=framework, mapped=mapped)
         if self.num_chunks == 1:
             yield whole
             return
@@ -154,7 +154,7 @@ def _tensors(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _give(tensor: Any, writable: bool) -> Any:
-    if not writable:
+def _give(tensor: Any, mapped: bool) -> Any:
+    if mapped:
         return tensor
     return tensor.clone() if hasattr(tensor, "clone") else tensor.copy()

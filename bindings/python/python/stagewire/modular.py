@@ -201,7 +201,7 @@ def _received(ctx: Context) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for payload in ctx.inputs.values():
         # Blocks may write into their inputs, and mapped memory does not bear that.
-        values.update(payload.fetch(framework="torch", writable=True))
+        values.update(payload.fetch(framework="torch"))
         values.update(payload.metadata or {})
     return values
 

@@ -131,15 +131,15 @@ class TaskInput:
         """See `stagewire.context.Input.nbytes`."""
         return self._handle.nbytes
 
-    def fetch(self, *, framework: Framework | None = None, writable: bool = False) -> dict[str, Any]:
+    def fetch(self, *, framework: Framework | None = None, mapped: bool = False) -> dict[str, Any]:
         """See `stagewire.context.Input.fetch`."""
-        whole: dict[str, Any] = self._reader(framework, writable).whole()
+        whole: dict[str, Any] = self._reader(framework, mapped).whole()
         return whole
 
-    def chunks(self, *, framework: Framework | None = None, writable: bool = False) -> Iterator[dict[str, Any]]:
+    def chunks(self, *, framework: Framework | None = None, mapped: bool = False) -> Iterator[dict[str, Any]]:
         """See `stagewire.context.Input.chunks`."""
-        return self._reader(framework, writable).chunks()
+        return self._reader(framework, mapped).chunks()
 
-    def _reader(self, framework: Framework | None, writable: bool) -> Reader:
-        consumer = self._task.consume(self.stage, private=writable)
+    def _reader(self, framework: Framework | None, mapped: bool) -> Reader:
+        consumer = self._task.consume(self.stage, private=not mapped)
         return Reader(self._handle, consumer, None, framework)
