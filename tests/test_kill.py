@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from conftest import rounds
@@ -31,7 +33,7 @@ def test_a_killed_worker_costs_time_and_nothing_else(deploy, folder, victim, poi
     deployment.kill_worker(worker["pid"])
     eventually("the server has noticed", lambda: worker["pid"] not in pids(deployment, victim), seconds=1)
     gate.open(point)
-    assert job.wait(timeout=DEADLINE) == "succeeded", job.refresh().info
+    assert job.wait(timeout=DEADLINE) == "succeeded", json.dumps(job.refresh().info)
     assert job.result()["video.bin"].read() == expected(turn, frames=9, steps=3)
     deployment.stop()
     assert deployment.left() == []
@@ -52,7 +54,7 @@ def test_another_decoder_takes_over(deploy, folder, mode):
     deployment.kill_worker(first)
     assert gate.reached("decode-1") != first
     gate.open("decode-1")
-    assert job.wait(timeout=DEADLINE) == "succeeded", job.refresh().info
+    assert job.wait(timeout=DEADLINE) == "succeeded", json.dumps(job.refresh().info)
     assert job.result()["video.bin"].read() == expected(5, frames=9, steps=3)
 
 
@@ -73,7 +75,7 @@ def test_a_killed_server_finishes_what_it_acknowledged(deploy, folder, mode, poi
     assert after == before, "the workers were not taken over"
     gate.open(point)
     for seed, job in [(turn, held), *((100 + turn + index, job) for index, job in enumerate(behind))]:
-        assert job.wait(timeout=DEADLINE) == "succeeded", job.refresh().info
+        assert job.wait(timeout=DEADLINE) == "succeeded", json.dumps(job.refresh().info)
         assert job.result()["video.bin"].read() == expected(seed, frames=9, steps=3)
     deployment.stop()
     assert deployment.left() == []
@@ -90,7 +92,7 @@ def test_workers_also_outlive_a_server_that_was_killed_while_they_worked(deploy,
     deployment.kill_server()
     deployment.start()
     gate.open("denoise-2")
-    assert job.wait(timeout=DEADLINE) == "succeeded", job.refresh().info
+    assert job.wait(timeout=DEADLINE) == "succeeded", json.dumps(job.refresh().info)
     assert pids(deployment, "denoise") == [pid]
     assert not (gate.folder / "at-denoise-0").exists(), "denoise began again"
     assert job.result()["video.bin"].read() == expected(3, frames=9, steps=3)

@@ -1,8 +1,9 @@
-//! Chores of the repository: `cargo xtask layers`, `cargo xtask proto [--check]`.
+//! Chores of the repository: `cargo xtask layers`, `cargo xtask reasons`, `cargo xtask proto [--check]`.
 
 mod layers;
 #[cfg(feature = "proto")]
 mod proto;
+mod reasons;
 
 use std::path::PathBuf;
 
@@ -14,12 +15,13 @@ fn main() -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["layers"] => layers::run(&root),
+        ["reasons"] => reasons::run(&root),
         #[cfg(feature = "proto")]
         ["proto"] => proto::run(&root, false),
         #[cfg(feature = "proto")]
         ["proto", "--check"] => proto::run(&root, true),
         #[cfg(not(feature = "proto"))]
         ["proto", ..] => bail!("{}: run `cargo run -p xtask --features proto -- proto`", root.display()),
-        _ => bail!("usage: cargo xtask layers | proto [--check]"),
+        _ => bail!("usage: cargo xtask layers | reasons | proto [--check]"),
     }
 }

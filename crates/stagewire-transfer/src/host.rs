@@ -213,7 +213,9 @@ impl Host {
         }
     }
 
-    fn stop(&self) {
+    /// Begins to shut down, as far as that needs no waiting: the socket is gone and nothing more is registered when this
+    /// returns. What peers have pinned stays until [`Host::shutdown`] or the last use of this host.
+    pub fn stop(&self) {
         self.socket.remove();
         self.shared.table.close();
         self.links.close();

@@ -109,6 +109,7 @@ impl Shared {
             self.table().release(payload, Gone::Released);
         }
         self.links.close();
+        self.host.stop();
         // What is gone already needs no removal.
         let _ = std::fs::remove_file(&self.peer.socket);
         true
