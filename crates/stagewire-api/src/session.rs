@@ -21,6 +21,8 @@ use crate::{PROTOCOL, RunDir, RunDirError, host_id, v1};
 const IN_FLIGHT: usize = 1024;
 /// Progress reports within this time are merged into one.
 const MERGE: Duration = Duration::from_millis(20);
+/// Longest message of the server: an offer with several handles, each with metadata of up to 16 MiB.
+const LONGEST_MESSAGE: usize = 128 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(50);
 const LAST_BACK_OFF: Duration = Duration::from_secs(1);
@@ -351,7 +353,11 @@ async fn try_connect(options: &SessionOptions, shared: &Shared, begin: Instant) 
         _ => refused(status),
     };
     let answer = async {
-        let mut receiver = OrchestratorClient::new(channel).attach(request).await?.into_inner();
+        let mut receiver = OrchestratorClient::new(channel)
+            .max_decoding_message_size(LONGEST_MESSAGE)
+            .attach(request)
+            .await?
+            .into_inner();
         match receiver.message().await?.and_then(|message| message.message) {
             Some(FromServer::Welcome(welcome)) => Ok((receiver, welcome)),
             _ => Err(Status::failed_precondition(

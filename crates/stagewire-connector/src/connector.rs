@@ -4,7 +4,7 @@ mod shared;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use stagewire_core::{Capability, Handle, Incarnation, PayloadId, Peer, Token, TransferMode};
@@ -96,7 +96,7 @@ impl Connector {
             borrow: options.borrow,
             holder,
             links: Links::new(me),
-            store: Mutex::new(options.store),
+            store: watch::Sender::new(options.store),
             runtime: tokio::runtime::Handle::current(),
             accept,
             closed: watch::Sender::new(false),
@@ -118,7 +118,12 @@ impl Connector {
 
     /// Says who keeps payloads of mode `store` from now on.
     pub fn set_store(&self, store: Option<Peer>) {
-        *self.shared.store.lock().unwrap_or_else(PoisonError::into_inner) = store;
+        self.shared.store.send_replace(store);
+    }
+
+    /// Follows who keeps payloads of mode `store`.
+    pub(crate) fn stores(&self) -> watch::Receiver<Option<Peer>> {
+        self.shared.store.subscribe()
     }
 
     /// Publishes a payload that is complete: every chunk is visible at once.

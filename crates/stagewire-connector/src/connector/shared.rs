@@ -1,6 +1,6 @@
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use stagewire_core::{Peer, StageName};
@@ -24,7 +24,7 @@ pub(crate) struct Shared {
     pub(super) borrow: Borrowing,
     pub(super) holder: Arc<Holder>,
     pub(super) links: Links,
-    pub(super) store: Mutex<Option<Peer>>,
+    pub(super) store: watch::Sender<Option<Peer>>,
     pub(super) runtime: tokio::runtime::Handle,
     pub(super) accept: AbortHandle,
     pub(super) closed: watch::Sender<bool>,
@@ -72,7 +72,7 @@ impl Shared {
     }
 
     pub(crate) fn store(&self) -> Option<Peer> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.store.borrow().clone()
     }
 
     /// The transports that this process can read over.

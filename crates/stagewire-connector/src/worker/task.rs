@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stagewire_api::v1;
-use stagewire_core::{ErrorClass, Failure, Handle, JobId, Progress, StageName, Token};
+use stagewire_core::{Classify, ErrorClass, Failure, Handle, JobId, Progress, StageName, Token};
 
 pub(crate) use state::{Answer, TaskState};
 
 use super::{Cancelled, Inner, Offered, Output, OutputPlan, TaskError, lock};
-use crate::{ConsumeOptions, Consumer, Owner, Publication, PublishSpec, Stop};
+use crate::{ConsumeOptions, Consumer, Owner, Publication, PublishSpec, PutError, Stop};
 
 /// How long the store may wait for room before an attempt fails for lack of it.
 const STORE_WITHIN: Duration = Duration::from_secs(30);
@@ -245,7 +245,7 @@ impl Task {
         let plan = self.offered.output;
         let payload = if plan.publish && plan.stored {
             let stored = tokio::select! {
-                stored = self.worker.connector.store(&handle, Some(token), STORE_WITHIN) => stored,
+                stored = self.put(&handle) => stored,
                 reason = self.state.stop.stopped() => return Err(Cancelled { token, reason }.into()),
             };
             describe(&stored.map_err(|source| TaskError::Put {
@@ -277,7 +277,14 @@ impl Task {
             .ok()
             .and_then(|answer| answer.clone());
         match answer {
-            Some(Answer::Accepted) => Ok(()),
+            Some(Answer::Accepted) => {
+                if !plan.publish {
+                    // A result is the server's own by now.
+                    self.worker.connector.release(handle.payload);
+                    self.worker.note_freed();
+                }
+                Ok(())
+            }
             Some(Answer::Refused(failure) | Answer::Over(failure)) => {
                 // Nobody will ask for it, and the server may not know of it.
                 self.worker.connector.release(handle.payload);
@@ -285,6 +292,22 @@ impl Task {
             }
             // The sender is in `state`.
             None => Err(TaskError::Ended { token }),
+        }
+    }
+
+    /// Has the store pull the output. A store that is gone comes back with the next server, and is asked there again.
+    async fn put(&self, handle: &Handle) -> Result<Handle, PutError> {
+        let connector = &self.worker.connector;
+        let mut stores = connector.stores();
+        loop {
+            stores.mark_unchanged();
+            match connector.store(handle, Some(self.state.token), STORE_WITHIN).await {
+                Err(error) if error.class() == ErrorClass::Unavailable => {
+                    // The sender is in the connector.
+                    let _ = stores.changed().await;
+                }
+                done => return done,
+            }
         }
     }
 

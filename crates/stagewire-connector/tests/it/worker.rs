@@ -328,6 +328,43 @@ async fn an_output_goes_through_the_store_where_the_plan_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_output_whose_store_dies_goes_to_the_next_one() {
+    let mut deployment = Deployment::new(1).await;
+    let connector = Arc::clone(&deployment.world.connector);
+    let store = HostStore::new(connector.host(), ByteCount(1 << 20), Arc::new(TokenGate::open()));
+    let _service = StoreService::serve(&connector, store);
+
+    // A store that dies as soon as somebody asks it.
+    let dying = World::new().await;
+    let peer = dying.connector.peer().clone();
+    dying.connector.close().await;
+    let listener = tokio::net::UnixListener::bind(&peer.socket).expect("the closed connector left its name free");
+    deployment.worker.connector().set_store(Some(peer));
+
+    let plan = v1::Output {
+        publish: true,
+        stored: true,
+        ..Default::default()
+    };
+    let task = deployment.task(offer(1, vec![], plan)).await;
+    let completing = tokio::spawn(async move {
+        task.complete(output(vec![4; 10]))
+            .await
+            .map_err(|error| error.to_string())
+    });
+    drop(listener.accept().await.expect("the put begins"));
+    drop(listener);
+    deployment.worker.connector().set_store(Some(connector.peer().clone()));
+    let (payload, handle) = deployment.stream.published(token(1)).await;
+    assert!(payload.stored && handle.holder.incarnation == connector.peer().incarnation);
+    deployment.stream.completed(token(1)).await;
+    deployment.stream.accept(token(1)).await;
+    completing.await.expect("no panic").expect("accepted");
+    connector.release(handle.payload);
+    deployment.all_gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_last_stage_sends_a_result() {
     let mut deployment = Deployment::new(1).await;
     let task = deployment.task(offer(1, vec![], v1::Output::default())).await;
