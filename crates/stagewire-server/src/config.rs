@@ -61,7 +61,7 @@ pub use params::{ParamSpec, ParamType, Params, ParamsError};
 /// store-bytes = "256MiB"            # bound of the host store
 /// arena-bytes = "1GiB"              # bound of each worker's shared-memory arena
 /// # data-dir = "state"              # journal and results; default: $XDG_STATE_HOME/stagewire/<pipeline>
-/// max-body = "1MiB"                 # longest body of a request, at most 3MiB
+/// max-body = "1MiB"                 # longest body of a request, at most 16MiB
 /// max-queued = 10000                # jobs that have not ended, above which a submit is refused
 /// ```
 ///

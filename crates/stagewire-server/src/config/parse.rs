@@ -358,7 +358,7 @@ fn server(source: &Source<'_>, raw: file::Server) -> Result<ServerSettings, Conf
 }
 
 /// Parameters travel to a worker in one message of the gRPC stream, beside the handles of its inputs.
-const LONGEST_BODY: ByteCount = ByteCount(3 << 20);
+const LONGEST_BODY: ByteCount = ByteCount(16 << 20);
 
 fn max_body(source: &Source<'_>, raw: Option<&Spanned<ByteCount>>) -> Result<ByteCount, ConfigError> {
     match raw {

@@ -93,7 +93,7 @@ fn wrong_values_say_what_to_write() {
     insta::assert_snapshot!(error("type = \"string\"", "type = \"string\"\nmin = 3"), @r#"stagewire.toml:7: "min" is for numbers; parameter "prompt" is a string"#);
     insta::assert_snapshot!(error("127.0.0.1:0", "0.0.0.0:7070"), @r#"stagewire.toml:34: "listen" = 0.0.0.0:7070 can be reached from other hosts, so clients must show a token: set "token-file", or listen on 127.0.0.1"#);
     insta::assert_snapshot!(error("127.0.0.1:0", "localhost"), @r#"stagewire.toml:34: "listen" is "localhost"; write an address and a port, for instance "127.0.0.1:7070" (port 0 takes a free one)"#);
-    insta::assert_snapshot!(error("store-bytes = \"1.5GiB\"", "max-body = \"64MiB\""), @r#"stagewire.toml:35: "max-body" is 64.0 MiB; it must be at most 3.0 MiB"#);
+    insta::assert_snapshot!(error("store-bytes = \"1.5GiB\"", "max-body = \"64MiB\""), @r#"stagewire.toml:35: "max-body" is 64.0 MiB; it must be at most 16.0 MiB"#);
     insta::assert_snapshot!(error("name = \"wan\"\n", ""), @r#"stagewire.toml:1: in [pipeline]: missing key "name""#);
     insta::assert_snapshot!(error("[[edge]]", "[[edge]"), @r#"stagewire.toml:23: not TOML: unclosed array table, expected "]""#);
 }
