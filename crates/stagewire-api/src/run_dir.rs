@@ -99,25 +99,21 @@ impl RunDir {
     /// Makes the directory and its folders where they are missing, and checks owner and mode.
     ///
     /// # Errors
-    /// [`RunDirError::Io`], [`RunDirError::Owner`], [`RunDirError::Mode`].
+    /// [`RunDirError::Io`], [`RunDirError::Owner`], [`RunDirError::Mode`]; nothing is made in a directory of others.
     pub fn create(&self) -> Result<(), RunDirError> {
-        let io = |source| RunDirError::Io {
+        self.make(&self.path)?;
+        self.check()?;
+        ["peers", "workers", "logs"]
+            .iter()
+            .try_for_each(|folder| self.make(&self.join(folder)))
+    }
+
+    fn make(&self, folder: &Path) -> Result<(), RunDirError> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|source| RunDirError::Io {
             path: self.path.clone(),
             source,
-        };
-        for folder in [
-            self.path.clone(),
-            self.join("peers"),
-            self.join("workers"),
-            self.join("logs"),
-        ] {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .map_err(io)?;
-        }
-        self.check()
+        })
     }
 
     /// Checks owner and mode of a directory that must be there.
@@ -126,16 +122,15 @@ impl RunDir {
     /// As [`RunDir::create`].
     pub fn check(&self) -> Result<(), RunDirError> {
         let path = self.path.clone();
-        let metadata = match fs::metadata(&path) {
-            Ok(metadata) => metadata,
+        let both = fs::symlink_metadata(&path).and_then(|link| Ok((link, fs::metadata(&path)?)));
+        let (link, metadata) = match both {
+            Ok(both) => both,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(RunDirError::NoServer { path }),
             Err(source) => return Err(RunDirError::Io { path, source }),
         };
-        let (owner, me, mode) = (
-            metadata.uid(),
-            rustix::process::geteuid().as_raw(),
-            metadata.mode() & 0o7777,
-        );
+        let (me, mode) = (rustix::process::geteuid().as_raw(), metadata.mode() & 0o7777);
+        // In /tmp anybody can put a link to some directory of ours in this one's place.
+        let owner = if link.uid() == me { metadata.uid() } else { link.uid() };
         if owner != me {
             return Err(RunDirError::Owner { path, owner, me });
         }
