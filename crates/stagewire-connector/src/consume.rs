@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use stagewire_core::{ByteCount, Handle, Handover, Timestamp};
 use stagewire_transfer::Target;
-use tokio::time::Instant;
 
 use crate::Stop;
 use crate::connector::Shared;
@@ -159,8 +158,7 @@ impl Consumer {
     /// # Cancel safety
     /// Safe: a dropped call loses no chunk.
     pub async fn next(&mut self) -> Result<Option<Chunk>, ConsumeError> {
-        let deadline = self.deadline.map(|deadline| Instant::now() + deadline);
-        let stop = self.stop.clone();
+        let (deadline, stop) = (self.deadline, self.stop.clone());
         let stopped = async {
             match &stop {
                 Some(stop) => stop.stopped().await,
@@ -169,13 +167,13 @@ impl Consumer {
         };
         let late = async {
             match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                Some(deadline) => tokio::time::sleep(deadline).await,
                 None => std::future::pending().await,
             }
         };
         let shared = Arc::clone(&self.shared);
         let at = self.place();
-        let waited = self.deadline.unwrap_or_default();
+        let waited = deadline.unwrap_or_default();
         let result = tokio::select! {
             biased;
             reason = stopped => Err(ConsumeError::Stopped { at, reason }),

@@ -4,13 +4,13 @@ mod object;
 mod rooms;
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
 use stagewire_transfer::{Host, Transport};
 use tokio::runtime;
-use tokio::time::Instant;
 
 use crate::gate::same_job;
 use crate::{Draft, NewObject, Object, ObjectState, Store, StoreError, TokenGate, Usage};
@@ -102,7 +102,7 @@ impl Store for HostStore {
         if wanted > limit {
             return Err(StoreError::TooLarge { payload, wanted, limit });
         }
-        let begin = Instant::now();
+        let mut late = pin!(tokio::time::sleep(object.wait));
         let mut freed = self.inner.rooms.freed();
         let room = loop {
             freed.mark_unchanged();
@@ -110,14 +110,16 @@ impl Store for HostStore {
             if let Some(room) = self.inner.lock().begin(&object, &self.inner.rooms)? {
                 break room;
             }
-            let more = tokio::time::timeout_at(begin + object.wait, freed.changed()).await;
-            if more.is_err() {
-                return Err(StoreError::Exhausted {
+            tokio::select! {
+                biased;
+                // The sender is in `rooms`.
+                _ = freed.changed() => {}
+                () = &mut late => return Err(StoreError::Exhausted {
                     payload,
                     wanted,
                     waited: object.wait,
                     usage: Box::new(self.usage()),
-                });
+                }),
             }
         };
         // From here on the draft gives key and room back when it is dropped.

@@ -186,6 +186,17 @@ async fn a_silent_producer_is_a_deadline_and_the_wait_can_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_deadline_may_be_as_long_as_durations_go() {
+    let world = World::new().await;
+    let mut second = world.second().await;
+    let handle = second.open(&latent(), Owner::Orchestrator).await;
+    let options = ConsumeOptions::within(Duration::MAX);
+    let mut consumer = world.connector.consume(handle.clone(), options).expect("a consumer");
+    second.ready(&handle, 0).await;
+    assert_eq!(consumer.next().await.expect("alive").expect("ready").index, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wait_ends_when_it_is_told_to() {
     let world = World::new().await;
     let mut second = world.second().await;
