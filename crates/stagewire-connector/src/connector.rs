@@ -2,14 +2,12 @@ mod options;
 mod shared;
 
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use stagewire_core::{Capability, Handle, Incarnation, PayloadId, Peer, Token, TransferMode};
 use stagewire_transfer::{Host, HostOptions, Memory, listen_unix};
-use tokio::net::UnixListener;
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -54,11 +52,12 @@ impl Connector {
         })
         .await
         .map_err(StartError::Host)?;
-        let (listener, socket) = match listen(&peers, incarnation) {
+        let name = format!("{}.ctl", &incarnation.0.simple().to_string()[..16]);
+        let (listener, socket) = match listen_unix(&peers.join(name)) {
             Ok(listening) => listening,
             Err(error) => {
                 host.shutdown().await;
-                return Err(error);
+                return Err(StartError::Socket(error));
             }
         };
         let shm = host.shm();
@@ -69,7 +68,7 @@ impl Connector {
         let peer = Peer {
             incarnation,
             process: host.process(),
-            socket: socket.to_string_lossy().into_owned(),
+            socket: socket.path().to_string_lossy().into_owned(),
             transports: std::iter::once(&shm)
                 .chain(&cma)
                 .map(|transport| transport.address())
@@ -90,6 +89,7 @@ impl Connector {
         let shared = Arc::new(Shared {
             role: options.role,
             peer,
+            socket,
             host,
             shm,
             cma,
@@ -242,17 +242,6 @@ impl Connector {
     pub(crate) const fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
-}
-
-/// Opens the payload socket; gives its full path, which others get to see.
-fn listen(peers: &Path, incarnation: Incarnation) -> Result<(UnixListener, PathBuf), StartError> {
-    let peers = std::fs::canonicalize(peers).map_err(|source| StartError::RunDir {
-        path: peers.to_owned(),
-        source,
-    })?;
-    let socket = peers.join(format!("{}.ctl", &incarnation.0.simple().to_string()[..16]));
-    let listener = listen_unix(&socket).map_err(StartError::Socket)?;
-    Ok((listener, socket))
 }
 
 impl Drop for Connector {

@@ -1,6 +1,4 @@
 use std::collections::BTreeMap;
-use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, PayloadId};
@@ -17,22 +15,18 @@ pub enum StartError {
     Host(#[source] stagewire_transfer::StartError),
     #[error("the payload socket of this process cannot be opened")]
     Socket(#[source] stagewire_transfer::StartError),
-    #[error("cannot find the run directory {}", path.display())]
-    RunDir { path: PathBuf, source: io::Error },
 }
 
 impl Classify for StartError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Host(error) | Self::Socket(error) => error.class(),
-            Self::RunDir { .. } => ErrorClass::Unavailable,
         }
     }
 
     fn reason(&self) -> &'static str {
         match self {
             Self::Host(error) | Self::Socket(error) => error.reason(),
-            Self::RunDir { .. } => "socket.io",
         }
     }
 }

@@ -13,7 +13,8 @@ use stagewire_core::{ByteCount, Incarnation, Peer, ProcessRef, TransportAddress}
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-pub use listen::{listen_unix, sweep};
+pub use listen::{SocketFile, listen_unix, sweep};
+pub(crate) use serve::stopped;
 
 use crate::cma::{self, Cma};
 use crate::link::{Link, Links};

@@ -109,7 +109,7 @@ pub use arena::{Arena, ArenaStats, Extent, ExtentMut, ExtentWriter};
 pub use error::{
     ArenaError, CmaUnavailable, ConnectError, RegisterError, RegisterProblem, StartError, TargetError, TransferError,
 };
-pub use host::{Host, HostOptions, HostStats, listen_unix, sweep};
+pub use host::{Host, HostOptions, HostStats, SocketFile, listen_unix, sweep};
 pub use mapping::Mapping;
 pub use memory::{Borrowed, Memory};
 pub use process::{ProcessWatch, this_process};

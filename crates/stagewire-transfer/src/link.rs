@@ -18,7 +18,7 @@ pub(crate) use connect::Links;
 pub(crate) use grip::Grip;
 pub(crate) use segment::PeerSegment;
 
-use crate::host::Counters;
+use crate::host::{Counters, stopped};
 use crate::process::ProcessWatch;
 use crate::wire::{self, MAX_FRAME, Received, Refusal, Request, Socket};
 use crate::{TransferError, TransferOptions};
@@ -209,10 +209,6 @@ impl fmt::Debug for Link {
             .field("lost", &*self.lost.borrow())
             .finish_non_exhaustive()
     }
-}
-
-async fn stopped(stop: &mut watch::Receiver<bool>) {
-    let _ = stop.wait_for(|stopped| *stopped).await;
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use stagewire_core::{Peer, StageName};
-use stagewire_transfer::{Host, Transport};
+use stagewire_transfer::{Host, SocketFile, Transport};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -18,6 +18,7 @@ use crate::{Borrowing, Publication};
 pub(crate) struct Shared {
     pub(super) role: StageName,
     pub(super) peer: Peer,
+    pub(super) socket: SocketFile,
     pub(super) host: Arc<Host>,
     pub(super) shm: Arc<dyn Transport>,
     pub(super) cma: Option<Arc<dyn Transport>>,
@@ -110,8 +111,7 @@ impl Shared {
         }
         self.links.close();
         self.host.stop();
-        // What is gone already needs no removal.
-        let _ = std::fs::remove_file(&self.peer.socket);
+        self.socket.remove();
         true
     }
 }

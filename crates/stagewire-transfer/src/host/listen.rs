@@ -26,8 +26,9 @@ const UNNAMED: &str = "new";
 /// A socket that is still unnamed after so long belongs to a process that died in between.
 const UNNAMED_FOR: Duration = Duration::from_secs(10);
 
-/// The name of a listening socket in the file system, removed when it goes.
-pub(super) struct SocketFile {
+/// The name of a listening socket in the file system, removed when this is dropped.
+#[derive(Debug)]
+pub struct SocketFile {
     path: PathBuf,
     /// A fork of this process must not remove it.
     owner: u32,
@@ -35,11 +36,21 @@ pub(super) struct SocketFile {
 }
 
 impl SocketFile {
-    pub(super) fn path(&self) -> &Path {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            owner: std::process::id(),
+            removed: AtomicBool::new(false),
+        }
+    }
+
+    /// Its path, without symbolic links.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn remove(&self) {
+    /// Removes it now. A fork of the process that listens removes nothing, neither so nor by dropping this.
+    pub fn remove(&self) {
         if self.owner == std::process::id() && !self.removed.swap(true, Ordering::AcqRel) {
             // Gone already is as good.
             let _ = fs::remove_file(&self.path);
@@ -55,28 +66,21 @@ impl Drop for SocketFile {
 
 /// Listens at `path` for packets.
 pub(super) fn data_socket(path: &Path) -> Result<(Listener, SocketFile), StartError> {
-    let (listener, path) = listen_at(path, SocketType::SEQPACKET)?;
-    let file = SocketFile {
-        path,
-        owner: std::process::id(),
-        removed: AtomicBool::new(false),
-    };
-    Ok((listener, file))
+    listen_at(path, SocketType::SEQPACKET)
 }
 
 /// Listens at `path` for streams, with the same care as for data sockets: the directory is made with mode 0700 or must
-/// have it, the socket of a dead process is replaced, and [`sweep`] never takes a starting process for a dead one. The
-/// caller removes the file in the end.
+/// have it, the socket of a dead process is replaced, and [`sweep`] never takes a starting process for a dead one.
 ///
 /// # Errors
 /// [`StartError`].
-pub fn listen_unix(path: &Path) -> Result<UnixListener, StartError> {
-    let (listener, path) = listen_at(path, SocketType::STREAM)?;
-    UnixListener::from_std(listener.into()).map_err(failed("wait on", &path))
+pub fn listen_unix(path: &Path) -> Result<(UnixListener, SocketFile), StartError> {
+    let (listener, file) = listen_at(path, SocketType::STREAM)?;
+    let listener = UnixListener::from_std(listener.into()).map_err(failed("wait on", file.path()))?;
+    Ok((listener, file))
 }
 
-/// Gives the listener and the path without symbolic links.
-fn listen_at(path: &Path, kind: SocketType) -> Result<(Listener, PathBuf), StartError> {
+fn listen_at(path: &Path, kind: SocketType) -> Result<(Listener, SocketFile), StartError> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(failed("listen at", path)(rustix::io::Errno::INVAL));
     };
@@ -116,7 +120,7 @@ fn listen_at(path: &Path, kind: SocketType) -> Result<(Listener, PathBuf), Start
         let _ = fs::remove_file(&unnamed);
         return Err(failed("listen at", &path)(error));
     }
-    Ok((listener, path))
+    Ok((listener, SocketFile::new(path)))
 }
 
 /// Makes the directory, or proves that nobody else can enter it.
@@ -195,5 +199,24 @@ fn failed<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E)
         what,
         path,
         error: error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_leaves_the_name_to_its_parent() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("socket");
+        fs::write(&path, "").expect("written");
+        let mut inherited = SocketFile::new(path.clone());
+        inherited.owner += 1;
+        inherited.remove();
+        drop(inherited);
+        assert!(path.exists(), "a child took its parent's socket away");
+        drop(SocketFile::new(path.clone()));
+        assert!(!path.exists());
     }
 }

@@ -56,7 +56,7 @@ pub(super) fn accept(
 }
 
 /// Resolves when the host stops or is gone.
-async fn stopped(stop: &mut watch::Receiver<bool>) {
+pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stopped| *stopped).await;
 }
 
