@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use stagewire_api::{RunDir, SessionOptions, WorkerSession};
-use stagewire_core::{ByteCount, Failure, StageName, Token};
+use stagewire_core::{ByteCount, ErrorClass, Failure, StageName, Token};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
@@ -212,21 +212,22 @@ impl Worker {
 
     /// Ends the session and the connector; what runs is told to stop. Calling it again does nothing.
     pub async fn close(&self) {
-        self.driver.abort();
-        self.inner.end(Failure::new(
-            stagewire_core::ErrorClass::Cancelled,
-            "worker.closed",
-            "the worker was closed",
-        ));
-        lock(&self.inner.session).take();
+        self.end();
         self.inner.connector.close().await;
+    }
+
+    fn end(&self) {
+        self.driver.abort();
+        let message = "the worker was closed";
+        self.inner
+            .end(Failure::new(ErrorClass::Cancelled, "worker.closed", message));
+        lock(&self.inner.session).take();
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.driver.abort();
-        lock(&self.inner.session).take();
+        self.end();
     }
 }
 

@@ -5,7 +5,7 @@ use stagewire_core::{Classify, ErrorClass, Failure, Handle, Peer, Token};
 use tokio::sync::mpsc;
 
 use super::output::{OfferError, OutputPlan};
-use super::task::{Answer, Task, TaskInput};
+use super::task::{Answer, Task, TaskInput, TaskState};
 use super::{Inner, Offered, Slot, lock};
 
 /// Turns what the server says into tasks, stops and releases.
@@ -75,8 +75,8 @@ impl Driver {
                 inner.connector.release(payload);
                 inner.note_freed();
             }
-            SessionEvent::Accepted(token) => self.answer(token, Answer::Accepted),
-            SessionEvent::Refused(token, failure) => self.answer(token, Answer::Refused(failure)),
+            SessionEvent::Accepted(token) => self.accepted(token),
+            SessionEvent::Refused(token, failure) => self.refused(token, failure),
             SessionEvent::Drain(within) => {
                 tracing::info!(stage = %inner.stage, ?within, "the server drains this worker");
                 inner.draining.store(true, std::sync::atomic::Ordering::Release);
@@ -167,22 +167,29 @@ impl Driver {
         }
     }
 
-    fn answer(&self, token: Token, answer: Answer) {
-        let inner = &self.inner;
-        let state = match lock(&inner.attempts).get(&token) {
-            Some(Slot::Running(state)) => Arc::clone(state),
-            _ => return,
-        };
-        match &answer {
-            // It still runs: it stops at its next step, and says so.
-            Answer::Refused(failure) if !state.has_spoken() => state.stop().stop(failure.clone()),
-            Answer::Refused(_) => {
-                inner.tell(|session| session.stopped(token));
-                inner.free(token);
-            }
-            Answer::Accepted | Answer::Over(_) => inner.free(token),
+    fn accepted(&self, token: Token) {
+        if let Some(state) = self.running(token) {
+            self.inner.free(token);
+            state.answer(Answer::Accepted);
         }
-        state.answer(answer);
+    }
+
+    /// An attempt that still runs stops at its next step, and says so itself.
+    fn refused(&self, token: Token, failure: Failure) {
+        if let Some(state) = self.running(token)
+            && state.stop_unless_ended(&failure)
+        {
+            self.inner.tell(|session| session.stopped(token));
+            self.inner.free(token);
+            state.answer(Answer::Refused(failure));
+        }
+    }
+
+    fn running(&self, token: Token) -> Option<Arc<TaskState>> {
+        match lock(&self.inner.attempts).get(&token) {
+            Some(Slot::Running(state)) => Some(Arc::clone(state)),
+            _ => None,
+        }
     }
 }
 

@@ -14,6 +14,8 @@ use crate::{ConsumeOptions, Consumer, Owner, Publication, PublishSpec, PutError,
 
 /// How long the store may wait for room before an attempt fails for lack of it.
 const STORE_WITHIN: Duration = Duration::from_secs(30);
+/// Pause before a store that could not be reached is asked again.
+const STORE_PAUSE: Duration = Duration::from_millis(500);
 
 /// One input of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,7 +257,7 @@ impl Task {
         } else {
             describe(&handle)
         };
-        self.state.speak()?;
+        self.state.speak_well()?;
         let result = if plan.publish {
             let announced = lock(&self.output)
                 .as_mut()
@@ -288,6 +290,7 @@ impl Task {
             Some(Answer::Refused(failure) | Answer::Over(failure)) => {
                 // Nobody will ask for it, and the server may not know of it.
                 self.worker.connector.release(handle.payload);
+                self.worker.tell(|session| session.dropped(handle.payload));
                 Err(TaskError::Refused { token, failure })
             }
             // The sender is in `state`.
@@ -295,7 +298,8 @@ impl Task {
         }
     }
 
-    /// Has the store pull the output. A store that is gone comes back with the next server, and is asked there again.
+    /// Has the store pull the output. A store that is gone comes back with the next server, and is asked there again; one
+    /// that only lost the connection is asked again soon. It ends with the attempt.
     async fn put(&self, handle: &Handle) -> Result<Handle, PutError> {
         let connector = &self.worker.connector;
         let mut stores = connector.stores();
@@ -303,8 +307,9 @@ impl Task {
             stores.mark_unchanged();
             match connector.store(handle, Some(self.state.token), STORE_WITHIN).await {
                 Err(error) if error.class() == ErrorClass::Unavailable => {
-                    // The sender is in the connector.
-                    let _ = stores.changed().await;
+                    tracing::info!(token = %self.state.token, %error, "the store is asked again");
+                    // Whether another one is named or not: the sender is in the connector.
+                    let _ = tokio::time::timeout(STORE_PAUSE, stores.changed()).await;
                 }
                 done => return done,
             }

@@ -339,7 +339,6 @@ async fn an_output_whose_store_dies_goes_to_the_next_one() {
     let peer = dying.connector.peer().clone();
     dying.connector.close().await;
     let listener = tokio::net::UnixListener::bind(&peer.socket).expect("the closed connector left its name free");
-    deployment.worker.connector().set_store(Some(peer));
 
     let plan = v1::Output {
         publish: true,
@@ -347,6 +346,7 @@ async fn an_output_whose_store_dies_goes_to_the_next_one() {
         ..Default::default()
     };
     let task = deployment.task(offer(1, vec![], plan)).await;
+    deployment.worker.connector().set_store(Some(peer));
     let completing = tokio::spawn(async move {
         task.complete(output(vec![4; 10]))
             .await
@@ -362,6 +362,59 @@ async fn an_output_whose_store_dies_goes_to_the_next_one() {
     completing.await.expect("no panic").expect("accepted");
     connector.release(handle.payload);
     deployment.all_gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_output_whose_store_hangs_up_goes_there_again() {
+    let mut deployment = Deployment::new(1).await;
+    let connector = Arc::clone(&deployment.world.connector);
+    let store = HostStore::new(connector.host(), ByteCount(1 << 20), Arc::new(TokenGate::open()));
+    let _service = StoreService::serve(&connector, store);
+    let (mut peer, real) = (connector.peer().clone(), connector.peer().socket.clone());
+    peer.socket = format!("{real}.between");
+    let between = tokio::net::UnixListener::bind(&peer.socket).expect("a free name");
+    let plan = v1::Output {
+        publish: true,
+        stored: true,
+        ..Default::default()
+    };
+    let task = deployment.task(offer(1, vec![], plan)).await;
+    deployment.worker.connector().set_store(Some(peer));
+    let completing = tokio::spawn(async move {
+        task.complete(output(vec![4; 10]))
+            .await
+            .map_err(|error| error.to_string())
+    });
+    drop(between.accept().await.expect("the put begins"));
+    let (mut worker, _) = tokio::time::timeout(PATIENCE, between.accept())
+        .await
+        .expect("the worker asks again")
+        .expect("accepted");
+    let mut store = tokio::net::UnixStream::connect(&real).await.expect("the store lives");
+    let carried = tokio::spawn(async move { tokio::io::copy_bidirectional(&mut worker, &mut store).await });
+    let (payload, handle) = deployment.stream.published(token(1)).await;
+    assert!(payload.stored);
+    deployment.stream.completed(token(1)).await;
+    deployment.stream.accept(token(1)).await;
+    completing.await.expect("no panic").expect("accepted");
+    carried.abort();
+    connector.release(handle.payload);
+    deployment.all_gone().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_ends_with_its_worker() {
+    let mut deployment = Deployment::new(1).await;
+    let task = deployment.task(offer(1, vec![], whole())).await;
+    let completing = tokio::spawn(async move { task.complete(output(vec![4; 10])).await });
+    deployment.stream.published(token(1)).await;
+    deployment.stream.completed(token(1)).await;
+    let Deployment { worker, world, .. } = deployment;
+    drop(worker);
+    let ended = tokio::time::timeout(PATIENCE, completing).await;
+    let error = ended.expect("it does not wait for ever").expect("no panic");
+    assert_eq!(error.expect_err("nobody answered").to_failure().reason, "worker.closed");
+    drop(world);
 }
 
 #[tokio::test(flavor = "multi_thread")]

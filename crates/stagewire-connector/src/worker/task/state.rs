@@ -1,10 +1,9 @@
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use stagewire_core::{Failure, Handover, PayloadId, Token};
 use tokio::sync::watch;
 
-use super::super::{TaskError, lock};
+use super::super::{Cancelled, TaskError, lock};
 use crate::consume::Observer;
 use crate::{ConsumeError, Stop};
 
@@ -23,8 +22,9 @@ pub(crate) struct TaskState {
     pub(super) token: Token,
     pub(super) stop: Stop,
     pub(super) answer: watch::Sender<Option<Answer>>,
-    /// Its end was told to the server: completed or failed.
-    spoken: AtomicBool,
+    /// Its end was told to the server: completed or failed. Locked while that is decided, so that an attempt either ends
+    /// or is told to stop.
+    spoken: Mutex<bool>,
     pub(super) handovers: Mutex<Vec<Handover>>,
     pub(super) lost: Mutex<Option<PayloadId>>,
 }
@@ -35,7 +35,7 @@ impl TaskState {
             token,
             stop: Stop::new(),
             answer: watch::Sender::new(None),
-            spoken: AtomicBool::new(false),
+            spoken: Mutex::new(false),
             handovers: Mutex::default(),
             lost: Mutex::default(),
         }
@@ -45,8 +45,13 @@ impl TaskState {
         &self.stop
     }
 
-    pub(crate) fn has_spoken(&self) -> bool {
-        self.spoken.load(Ordering::Acquire)
+    /// Tells it to stop, unless its end was told already. Returns whether it was.
+    pub(crate) fn stop_unless_ended(&self, failure: &Failure) -> bool {
+        let spoken = lock(&self.spoken);
+        if !*spoken {
+            self.stop.stop(failure.clone());
+        }
+        *spoken
     }
 
     pub(crate) fn answer(&self, answer: Answer) {
@@ -61,9 +66,24 @@ impl TaskState {
 
     /// Takes the right to tell the server how the attempt ended; once.
     pub(super) fn speak(&self) -> Result<(), TaskError> {
-        if self.spoken.swap(true, Ordering::AcqRel) {
-            return Err(TaskError::Ended { token: self.token });
+        self.speak_unless(None)
+    }
+
+    /// Takes the right to tell the server that the attempt ended well; not once it was told to stop.
+    pub(super) fn speak_well(&self) -> Result<(), TaskError> {
+        self.speak_unless(Some(&self.stop))
+    }
+
+    fn speak_unless(&self, stop: Option<&Stop>) -> Result<(), TaskError> {
+        let token = self.token;
+        let mut spoken = lock(&self.spoken);
+        if *spoken {
+            return Err(TaskError::Ended { token });
         }
+        if let Some(reason) = stop.and_then(Stop::reason) {
+            return Err(Cancelled { token, reason }.into());
+        }
+        *spoken = true;
         Ok(())
     }
 }
@@ -77,5 +97,35 @@ impl Observer for TaskState {
         if let Some(payload) = error.lost() {
             *lock(&self.lost) = Some(payload);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stagewire_core::{Attempt, Epoch, ErrorClass, JobId};
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn state() -> TaskState {
+        TaskState::new(Token {
+            epoch: Epoch(1),
+            job: JobId(Uuid::from_u128(1)),
+            attempt: Attempt(1),
+        })
+    }
+
+    #[test]
+    fn an_attempt_ends_or_is_told_to_stop_but_not_both() {
+        let stale = Failure::new(ErrorClass::Fenced, "token.stale", "superseded");
+        let late = state();
+        assert!(!late.stop_unless_ended(&stale));
+        assert!(matches!(late.speak_well(), Err(TaskError::Cancelled(_))));
+        late.speak().expect("it says that it has stopped");
+
+        let early = state();
+        early.speak_well().expect("nobody told it to stop");
+        assert!(early.stop_unless_ended(&stale) && !early.stop.is_stopped());
+        assert!(matches!(early.speak(), Err(TaskError::Ended { .. })));
     }
 }
