@@ -4,8 +4,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 const PROTO: &str = "stagewire/v1/orchestrator.proto";
 
@@ -22,7 +23,16 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
         .build_transport(true)
         .compile_fds(descriptors)
         .context("cannot generate code")?;
-    let generated = fs::read_to_string(out.join("stagewire.v1.rs"))?;
+    // The repository is formatted as a whole, generated code included.
+    let file = out.join("stagewire.v1.rs");
+    let formatted = Command::new("rustfmt")
+        .args(["--edition", "2024", "--config-path"])
+        .arg(root.join("rustfmt.toml"))
+        .arg(&file)
+        .status()
+        .context("cannot run rustfmt")?;
+    ensure!(formatted.success(), "rustfmt does not take {}", file.display());
+    let generated = fs::read_to_string(file)?;
     let target = api.join("src/v1.rs");
     if !check {
         fs::write(&target, generated).with_context(|| format!("cannot write {}", target.display()))?;
