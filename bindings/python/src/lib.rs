@@ -1,7 +1,7 @@
 //! The Python face of Stagewire: the extension module `stagewire._native`, which `python/stagewire` wraps.
 //!
-//! *What it is.* Tensors in and out by DLPack without a copy ([`tensor`], [`dlpack`]), one runtime for the process
-//! ([`runtime`]), errors as exceptions ([`error`]), memory given back under the GIL by a thread of its own ([`reaper`]).
+//! *What it is.* Tensors in and out by DLPack without a copy (`tensor`, `dlpack`), one runtime for the process
+//! (`runtime`), errors as exceptions (`error`), memory given back under the GIL by a thread of its own (`reaper`).
 //!
 //! *Guarantees.* The GIL is released while bytes move and while anything is waited for; signal handlers run meanwhile.
 //! No thread of the runtime ever waits for the GIL, so a stage that holds it does not stop grants from being renewed.
