@@ -77,7 +77,6 @@ mod metrics;
 mod nearest;
 mod note;
 mod outlet;
-mod process;
 mod results;
 mod run_dir;
 mod secret;

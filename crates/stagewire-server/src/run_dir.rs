@@ -1,7 +1,5 @@
 //! The server's part of the run directory: the lock, the worker token, `server.json`, and sweeping after the dead.
 
-mod sweep;
-
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -10,11 +8,9 @@ use std::path::{Path, PathBuf};
 use rand::TryRngCore;
 use rustix::fs::{FlockOperation, flock};
 use stagewire_api::{RunDir, RunDirError, SERVER_FILE_SCHEMA, ServerFile};
-use stagewire_core::{Classify, ErrorClass};
+use stagewire_core::{Classify, ErrorClass, Incarnation};
 
 use crate::secret::Secret;
-
-pub(crate) use sweep::{sweep, sweep_incarnation};
 
 /// Why a server cannot have a run directory.
 #[derive(Debug, thiserror::Error)]
@@ -68,12 +64,12 @@ pub(crate) struct Occupied {
 
 impl Occupied {
     /// Makes the directory where it is missing, takes the lock, and sweeps after dead processes.
-    pub(crate) async fn occupy(dir: RunDir) -> Result<Self, OccupyError> {
+    pub(crate) fn occupy(dir: RunDir) -> Result<Self, OccupyError> {
         dir.create()?;
         let lock = lock(&dir)?;
         // What another server left that was killed.
         remove(&dir.join("server.json"));
-        sweep(&dir.join("peers")).await;
+        sweep_dead(&dir.join("peers"));
         Ok(Self { dir, _lock: lock })
     }
 
@@ -106,7 +102,11 @@ impl Occupied {
     pub(crate) fn announce(&self, http: String, pipeline: String, epoch: u64) -> Result<(), OccupyError> {
         Ok(self.dir.announce(&ServerFile {
             schema: SERVER_FILE_SCHEMA,
-            process: crate::process::current(),
+            process: stagewire_transfer::this_process().map_err(|source| OccupyError::Io {
+                what: "read the start time of this process from",
+                path: "/proc/self/stat".into(),
+                source,
+            })?,
             http,
             pipeline,
             epoch,
@@ -114,8 +114,8 @@ impl Occupied {
     }
 
     /// Sweeps after the dead once more. What remains is the token, the logs, and what living processes use.
-    pub(crate) async fn leave(self) {
-        sweep(&self.dir.join("peers")).await;
+    pub(crate) fn leave(self) {
+        sweep_dead(&self.dir.join("peers"));
     }
 }
 
@@ -128,6 +128,23 @@ impl Drop for Occupied {
         }
         // Removed while it is locked, so that nobody locks a file that is about to go: see `lock`.
         remove(&self.dir.join("server.lock"));
+    }
+}
+
+/// Removes the sockets of a process that is known to be dead.
+pub(crate) fn sweep_incarnation(peers: &Path, incarnation: Incarnation) {
+    let name = incarnation.0.simple().to_string();
+    for kind in ["data", "ctl"] {
+        remove(&peers.join(format!("{}.{kind}", &name[..16])));
+    }
+}
+
+/// Removes the sockets of processes that died without removing them.
+fn sweep_dead(peers: &Path) {
+    match stagewire_transfer::sweep(peers) {
+        Ok(removed) if removed.is_empty() => {}
+        Ok(removed) => tracing::debug!(?removed, "swept after dead processes"),
+        Err(error) => tracing::warn!(path = %peers.display(), %error, "cannot sweep sockets"),
     }
 }
 
@@ -192,59 +209,78 @@ mod tests {
         (temp, dir)
     }
 
-    #[tokio::test]
-    async fn one_server_at_a_time_and_nothing_left() {
+    #[test]
+    fn one_server_at_a_time_and_nothing_left() {
         let (_temp, dir) = fresh();
-        let first = Occupied::occupy(dir.clone()).await.unwrap();
+        let first = Occupied::occupy(dir.clone()).unwrap();
         first.announce("127.0.0.1:7".to_owned(), "wan".to_owned(), 3).unwrap();
-        let error = Occupied::occupy(dir.clone()).await.unwrap_err().to_string();
+        let error = Occupied::occupy(dir.clone()).unwrap_err().to_string();
         assert!(
             error.contains("already runs") && error.contains("http://127.0.0.1:7"),
             "{error}"
         );
         assert_eq!(dir.server().unwrap().epoch, 3, "the refused one changed nothing");
-        first.leave().await;
+        first.leave();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        drop(Occupied::occupy(dir).await.unwrap());
+        drop(Occupied::occupy(dir).unwrap());
     }
 
-    #[tokio::test]
-    async fn the_worker_token_is_private_and_stays() {
+    #[test]
+    fn the_worker_token_is_private_and_stays() {
         let (_temp, dir) = fresh();
-        let server = Occupied::occupy(dir.clone()).await.unwrap();
+        let server = Occupied::occupy(dir.clone()).unwrap();
         server.worker_token().unwrap();
         let token = dir.worker_token().unwrap();
         assert_eq!(token.len(), 64);
         let mode = fs::metadata(dir.join("worker.token")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        server.leave().await;
-        let server = Occupied::occupy(dir.clone()).await.unwrap();
+        server.leave();
+        let server = Occupied::occupy(dir.clone()).unwrap();
         server.worker_token().unwrap();
         assert_eq!(dir.worker_token().unwrap(), token);
     }
 
-    #[tokio::test]
-    async fn sockets_of_the_dead_are_swept_and_those_of_the_living_kept() {
+    #[test]
+    fn sockets_of_the_dead_are_swept_and_those_of_the_living_kept() {
         let (_temp, dir) = fresh();
         dir.create().unwrap();
         let (dead, alive) = (dir.join("peers/dead.data"), dir.join("peers/alive.data"));
         drop(UnixListener::bind(&dead).unwrap());
         let listener = UnixListener::bind(&alive).unwrap();
         fs::write(dir.join("server.json"), "left by a server that was killed").unwrap();
-        let server = Occupied::occupy(dir.clone()).await.unwrap();
+        let server = Occupied::occupy(dir.clone()).unwrap();
         assert!(!dead.exists() && alive.exists());
         assert!(matches!(dir.server(), Err(RunDirError::NoServer { .. })));
         drop(listener);
-        server.leave().await;
+        server.leave();
         assert!(!dir.join("peers").exists());
     }
 
-    #[tokio::test]
-    async fn a_directory_open_to_others_is_refused() {
+    #[test]
+    fn the_sockets_of_one_process_go_and_no_others() {
+        let (_temp, dir) = fresh();
+        dir.create().unwrap();
+        let peers = dir.join("peers");
+        let dead: Incarnation = "0123456789abcdef0123456789abcdef".parse().unwrap();
+        for name in ["0123456789abcdef.data", "0123456789abcdef.ctl", "fedcba9876543210.ctl"] {
+            fs::write(peers.join(name), "").unwrap();
+        }
+        sweep_incarnation(&peers, dead);
+        sweep_incarnation(&peers, dead);
+        let left: Vec<_> = fs::read_dir(&peers)
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name())
+            .collect();
+        assert_eq!(left, ["fedcba9876543210.ctl"]);
+    }
+
+    #[test]
+    fn a_directory_open_to_others_is_refused() {
         let (_temp, dir) = fresh();
         dir.create().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let error = Occupied::occupy(dir).await.unwrap_err();
+        let error = Occupied::occupy(dir).unwrap_err();
         assert!(error.to_string().contains("chmod 700"), "{error}");
     }
 }

@@ -107,7 +107,7 @@ impl Server {
         checks::memory(&options.config.server)?;
         let token = checks::token(&options.config.server, address)?;
         let data_dir = checks::data_dir(&options)?;
-        let run_dir = Occupied::occupy(options.run_dir).await?;
+        let run_dir = Occupied::occupy(options.run_dir)?;
         let worker_token = run_dir.worker_token()?;
         let listener = listen(address).await?;
         let http = listener
@@ -257,7 +257,7 @@ impl Server {
     pub async fn shutdown(mut self) {
         self.parts.end().await;
         if let Some(run_dir) = self.run_dir.take() {
-            run_dir.leave().await;
+            run_dir.leave();
         }
         tracing::info!(epoch = self.epoch, "the server has stopped");
     }

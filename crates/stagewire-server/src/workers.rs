@@ -5,11 +5,13 @@ mod input;
 pub(crate) mod message;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use stagewire_api::v1;
 use stagewire_api::v1::server_message::Message;
 use stagewire_core::{Failure, Incarnation, ProcessRef};
+use stagewire_transfer::ProcessWatch;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -85,7 +87,7 @@ impl Workers {
         }
         drop(state);
         if let Some(process) = self.process(worker)
-            && let Err(error) = crate::process::kill(process)
+            && let Err(error) = kill(process)
         {
             tracing::warn!(%worker, pid = process.pid, %error, "cannot end the process of a worker that was given up");
         }
@@ -126,5 +128,13 @@ impl Workers {
     /// Number of streams that are up.
     pub(crate) fn count(&self) -> usize {
         self.lock().streams.len()
+    }
+}
+
+/// Ends a process at once, unless it has ended.
+fn kill(process: ProcessRef) -> io::Result<()> {
+    match ProcessWatch::open(process) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        watch => watch?.kill(),
     }
 }

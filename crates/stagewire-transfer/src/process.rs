@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use stagewire_core::ProcessRef;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -62,6 +62,17 @@ impl ProcessWatch {
         // An error would mean that the runtime's own poller is broken; then nothing is known of the process.
         if self.pidfd.readable().await.is_err() {
             std::future::pending::<()>().await;
+        }
+    }
+
+    /// Ends it at once, unless it has ended.
+    ///
+    /// # Errors
+    /// Where it belongs to somebody else.
+    pub fn kill(&self) -> io::Result<()> {
+        match pidfd_send_signal(&self.pidfd, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -123,5 +134,22 @@ mod tests {
         };
         let error = ProcessWatch::open(earlier).expect_err("not this life");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn a_death_is_noticed_also_before_anybody_has_waited_for_the_process() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("started");
+        let (pid, started) = (child.id(), start_ticks(child.id()).expect("it runs"));
+        let process = ProcessRef { pid, started };
+        let watch = ProcessWatch::open(process).expect("alive");
+        watch.kill().expect("ours");
+        tokio::time::timeout(std::time::Duration::from_secs(5), watch.died())
+            .await
+            .expect("noticed");
+        assert!(!watch.is_alive());
+        let error = ProcessWatch::open(process).expect_err("a zombie is dead");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        child.wait().expect("it ended");
+        watch.kill().expect("as good as killed");
     }
 }

@@ -1,5 +1,6 @@
 //! `Orchestrator.Attach`: who may attach, and the life of one stream.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use stagewire_api::v1::worker_message::Message;
 use stagewire_api::{PROTOCOL, host_id, v1};
 use stagewire_core::{Classify, ErrorClass, Incarnation, ProcessRef, StageName};
 use stagewire_sched::{Input, WorkerInfo};
+use stagewire_transfer::ProcessWatch;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +21,7 @@ use super::{IN_FLIGHT, Workers};
 use crate::driver::{DriveError, Driver};
 use crate::nearest::did_you_mean;
 use crate::results::Results;
+use crate::run_dir::sweep_incarnation;
 use crate::secret::{Secret, Shown};
 
 /// How long a worker may take to say hello.
@@ -220,7 +223,7 @@ impl Inner {
         self.tasks.spawn(async move {
             let died = tokio::select! {
                 () = inner.stop.cancelled() => return,
-                died = crate::process::died(process) => died,
+                died = died(process) => died,
             };
             inner.workers.lock().processes.remove(&worker);
             if let Err(error) = died {
@@ -228,11 +231,20 @@ impl Inner {
                 return;
             }
             tracing::info!(%worker, pid = process.pid, "the process of a worker has ended");
-            crate::run_dir::sweep_incarnation(&inner.options.peers, worker);
+            sweep_incarnation(&inner.options.peers, worker);
             let _turn = inner.workers.turn.lock().await;
             inner.driver.tell(Input::WorkerLost { worker }).await;
         });
     }
+}
+
+/// Resolves when the process has died, at once where it is dead already.
+async fn died(process: ProcessRef) -> io::Result<()> {
+    match ProcessWatch::open(process) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        watch => watch?.died().await,
+    }
+    Ok(())
 }
 
 /// Reads what one stream brings.
