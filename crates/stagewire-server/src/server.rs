@@ -12,7 +12,7 @@ use axum::serve::ListenerExt;
 use stagewire_api::RunDir;
 use stagewire_api::v1::orchestrator_server::OrchestratorServer;
 use stagewire_core::{Classify, Failure};
-use stagewire_sched::{Limits, Sched, Topology};
+use stagewire_sched::{Flow, Limits, Sched, Topology};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -337,13 +337,17 @@ async fn open_journal(
     Ok(opened.await.map_err(|error| JournalError::task(&error))??)
 }
 
-/// What the journal is about: its events name stages by position and make sense for these edges only.
+/// What the journal is about: its events make sense for these stages and edges only, and for consumers that may start
+/// before their producer is done only where they were allowed to.
 fn scope(pipeline: &str, topology: &Topology) -> String {
     let stages: Vec<&str> = topology.stages().iter().map(|stage| stage.name.as_str()).collect();
     let edges: Vec<String> = topology
         .edges()
         .iter()
-        .map(|edge| format!("{}>{}", edge.from, edge.to))
+        .map(|edge| match edge.flow {
+            Flow::Whole => format!("{}>{}", edge.from, edge.to),
+            Flow::Stream { .. } => format!("{}>{} streamed", edge.from, edge.to),
+        })
         .collect();
     format!(
         "pipeline {pipeline} (stages {}; edges {})",

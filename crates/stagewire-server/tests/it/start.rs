@@ -91,6 +91,13 @@ async fn another_pipelines_journal_is_refused() {
         message.contains("pipeline toy (stages encode, denoise, decode"),
         "{message}"
     );
+    // A finished decoder that began before its input was complete means nothing where it may not.
+    site.config = site.config.replace("\"other\"", "\"toy\"");
+    let streamed = "handover = \"stream\"\nchunks = 3\nchunk-dim = 2\n";
+    site.config = site.config.replace(streamed, "");
+    let (reason, message) = refused(&site).await;
+    assert_eq!(reason, "journal.scope");
+    assert!(message.contains("denoise>decode streamed"), "{message}");
     std::fs::write(
         site.dir.path().join("data/journal.redb"),
         "not a journal at all".repeat(500),
