@@ -49,6 +49,14 @@ struct Stream {
     generation: u64,
 }
 
+impl Stream {
+    fn end(self, why: &str) {
+        // A worker that does not read need not be told.
+        let _ = self.sender.try_send(Err(Status::aborted(why)));
+        self.close.cancel();
+    }
+}
+
 impl Workers {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -79,17 +87,20 @@ impl Workers {
 
     /// Ends the stream of a worker that is given up, and its process where that is one of this host.
     pub(crate) fn evict(&self, worker: Incarnation, failure: &Failure) {
-        let mut state = self.lock();
         tracing::warn!(%worker, %failure, "a worker is given up");
-        if let Some(stream) = state.streams.remove(&worker) {
-            let _ = stream.sender.try_send(Err(Status::aborted(failure.message.clone())));
-            stream.close.cancel();
-        }
-        drop(state);
+        self.end(worker, &failure.message);
         if let Some(process) = self.process(worker)
             && let Err(error) = kill(process)
         {
             tracing::warn!(%worker, pid = process.pid, %error, "cannot end the process of a worker that was given up");
+        }
+    }
+
+    /// Ends the stream of a worker, if it is up.
+    fn end(&self, worker: Incarnation, why: &str) {
+        let stream = self.lock().streams.remove(&worker);
+        if let Some(stream) = stream {
+            stream.end(why);
         }
     }
 
@@ -104,10 +115,7 @@ impl Workers {
             generation,
         };
         if let Some(old) = state.streams.insert(worker, stream) {
-            let _ = old.sender.try_send(Err(Status::aborted(
-                "the worker has attached again, over another stream",
-            )));
-            old.close.cancel();
+            old.end("the worker has attached again, over another stream");
         }
         generation
     }

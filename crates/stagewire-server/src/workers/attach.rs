@@ -7,7 +7,7 @@ use std::time::Duration;
 use stagewire_api::v1::orchestrator_server::Orchestrator;
 use stagewire_api::v1::worker_message::Message;
 use stagewire_api::{PROTOCOL, host_id, v1};
-use stagewire_core::{Classify, ErrorClass, Incarnation, ProcessRef, StageName};
+use stagewire_core::{Classify, ErrorClass, Incarnation, PayloadId, ProcessRef, StageName, Token};
 use stagewire_sched::{Input, WorkerInfo};
 use stagewire_transfer::ProcessWatch;
 use tokio::sync::mpsc;
@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::input::{Said, read};
-use super::{IN_FLIGHT, Workers};
+use super::{IN_FLIGHT, Sender, Workers};
 use crate::driver::{DriveError, Driver};
 use crate::nearest::did_you_mean;
 use crate::results::Results;
@@ -117,31 +117,16 @@ impl Orchestrator for Attach {
         sender
             .try_send(Ok(welcome))
             .expect("the channel is new and not empty of room");
-        let close = inner.stop.child_token();
-        let incarnation = worker.incarnation;
-        let name = worker.name.clone();
-        let turn = inner.workers.turn.lock().await;
-        let generation = inner.workers.up(incarnation, sender, close.clone());
-        let attached = inner.driver.decide(Input::WorkerAttached {
+        let attach = Attaching {
             worker,
             running,
             holding,
-        });
-        if let Err(error) = attached.await {
-            inner.workers.down(incarnation, generation);
-            return Err(status(&error));
-        }
-        drop(turn);
-        tracing::info!(worker = %incarnation, name, stage = hello.stage, slots = hello.slots, "worker attached");
-        if let Some(process) = process {
-            inner.watch(incarnation, process);
-        }
-        let reader = Reader {
-            inner: Arc::clone(inner),
-            worker: incarnation,
-            generation,
+            process,
+            sender,
         };
-        inner.tasks.spawn(reader.run(incoming, close));
+        // On a task of its own: a worker that hangs up now must not be left half attached.
+        let attached = inner.tasks.spawn(attach.run(Arc::clone(inner), incoming));
+        attached.await.map_err(|error| Status::internal(error.to_string()))??;
         // Ends once the stream is taken out and everything that was sent before has gone.
         Ok(Response::new(ReceiverStream::new(outgoing)))
     }
@@ -233,8 +218,56 @@ impl Inner {
             tracing::info!(%worker, pid = process.pid, "the process of a worker has ended");
             sweep_incarnation(&inner.options.peers, worker);
             let _turn = inner.workers.turn.lock().await;
+            // A child that it left behind may keep the stream up.
+            inner.workers.end(worker, "the process of the worker has ended");
             inner.driver.tell(Input::WorkerLost { worker }).await;
         });
+    }
+}
+
+/// A worker that may attach and is about to.
+struct Attaching {
+    worker: WorkerInfo,
+    running: Vec<Token>,
+    holding: Vec<PayloadId>,
+    process: Option<ProcessRef>,
+    sender: Sender,
+}
+
+impl Attaching {
+    async fn run(self, inner: Arc<Inner>, incoming: Streaming<v1::WorkerMessage>) -> Result<(), Status> {
+        let Self {
+            worker,
+            running,
+            holding,
+            process,
+            sender,
+        } = self;
+        let (incarnation, name, stage) = (worker.incarnation, worker.name.clone(), worker.stage.clone());
+        let close = inner.stop.child_token();
+        let turn = inner.workers.turn.lock().await;
+        let generation = inner.workers.up(incarnation, sender, close.clone());
+        let attached = inner.driver.decide(Input::WorkerAttached {
+            worker,
+            running,
+            holding,
+        });
+        if let Err(error) = attached.await {
+            inner.workers.down(incarnation, generation);
+            return Err(status(&error));
+        }
+        drop(turn);
+        tracing::info!(worker = %incarnation, name, %stage, "worker attached");
+        if let Some(process) = process {
+            inner.watch(incarnation, process);
+        }
+        let reader = Reader {
+            inner: Arc::clone(&inner),
+            worker: incarnation,
+            generation,
+        };
+        inner.tasks.spawn(reader.run(incoming, close));
+        Ok(())
     }
 }
 

@@ -243,6 +243,26 @@ async fn the_death_of_a_process_is_noticed_at_once_though_its_stream_is_up() {
     assert_eq!(run["failures"], 0, "a loss is no failure");
     let (_, pipeline) = api.get("/v1/pipeline").await;
     assert_eq!(pipeline["workers"], serde_json::json!([]));
+    let (_, stats) = api.get("/v1/stats").await;
+    assert_eq!(stats["streams"], 0, "a stream that nobody speaks on is kept");
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_hangs_up_while_it_attaches_is_away() {
+    let site = Site::new();
+    let api = site.start().await;
+    for micros in (0..4000).step_by(50) {
+        let attaching = Stream::attach(&api, &site, hello());
+        let _ = tokio::time::timeout(std::time::Duration::from_micros(micros), attaching).await;
+    }
+    until("every worker to be away", || async {
+        let (_, pipeline) = api.get("/v1/pipeline").await;
+        let (_, stats) = api.get("/v1/stats").await;
+        let mut workers = pipeline["workers"].as_array()?.iter();
+        (stats["streams"] == 0 && workers.all(|worker| worker["state"] == "away")).then_some(())
+    })
+    .await;
     api.stop().await;
 }
 
