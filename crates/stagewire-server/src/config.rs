@@ -50,7 +50,7 @@ pub use params::{ParamSpec, ParamType, Params, ParamsError};
 /// from = "denoise"
 /// to = "decode"
 /// handover = "stream"               # whole (the default) | stream (chunk by chunk)
-/// chunks = 3                        # with stream: number of chunks
+/// chunks = 3                        # with stream: at most so many chunks
 /// chunk-dim = 2                     # with stream: dimension that is cut
 /// mode = "p2p"                      # p2p (from the producer's memory, the default) | store (through the host store)
 ///

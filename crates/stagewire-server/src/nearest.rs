@@ -17,6 +17,16 @@ pub(crate) fn did_you_mean<'a>(word: &str, options: impl IntoIterator<Item = &'a
     nearest(word, options).map_or_else(String::new, |option| format!("; did you mean {option:?}?"))
 }
 
+/// The same, and all that there is: `; did you mean "x"? It has: x, y`, or `; it has: x, y`.
+pub(crate) fn known<'a>(word: &str, it_has: &str, options: impl IntoIterator<Item = &'a str> + Clone) -> String {
+    let hint = did_you_mean(word, options.clone());
+    let list = options.into_iter().collect::<Vec<_>>().join(", ");
+    match it_has.split_at_checked(1) {
+        Some((first, rest)) if !hint.is_empty() => format!("{hint} {}{rest}: {list}", first.to_uppercase()),
+        _ => format!("; {it_has}: {list}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -29,5 +39,14 @@ mod tests {
         assert_eq!(nearest("noprogress", keys), Some("no-progress"));
         assert_eq!(nearest("colour", keys), None);
         assert_eq!(nearest("", keys), None);
+    }
+
+    #[test]
+    fn what_there_is_is_named_in_either_case() {
+        assert_eq!(
+            known("encoder", "it has", ["encode", "decode"]),
+            "; did you mean \"encode\"? It has: encode, decode"
+        );
+        assert_eq!(known("x", "it has", ["encode", "decode"]), "; it has: encode, decode");
     }
 }

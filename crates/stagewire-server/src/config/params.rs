@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
 use stagewire_core::{Classify, ErrorClass};
 
-use crate::nearest::did_you_mean;
+use crate::nearest::{did_you_mean, known};
 
 /// Type of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,7 +107,7 @@ fn shown(value: &Value) -> String {
 #[serde(transparent)]
 pub struct Params(pub BTreeMap<String, ParamSpec>);
 
-/// What is wrong with the parameters of a job: every problem, by parameter.
+/// What is wrong with the parameters of a job, by parameter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the job's params are not accepted: {}", .problems.iter().map(|(name, problem)| format!("{name} {problem}")).collect::<Vec<_>>().join("; "))]
 pub struct ParamsError {
@@ -131,15 +131,20 @@ impl Classify for ParamsError {
 
 /// Longest name that a message repeats.
 const SHOWN_NAME: usize = 64;
+/// Problems after which no more are looked for.
+const MOST_PROBLEMS: usize = 32;
 
 impl Params {
     /// Checks what a job gives and adds the defaults. The model itself judges the rest.
     ///
     /// # Errors
-    /// [`ParamsError`] with every unknown, missing, wrongly typed and out-of-range parameter.
+    /// [`ParamsError`] with every unknown, missing, wrongly typed and out-of-range parameter, up to some tens of them.
     pub fn check(&self, mut given: Map<String, Value>) -> Result<Map<String, Value>, ParamsError> {
         let mut problems = BTreeMap::new();
         for (name, value) in &given {
+            if problems.len() == MOST_PROBLEMS {
+                break;
+            }
             let problem = match self.0.get(name) {
                 Some(spec) => spec.problem(value),
                 None => Some(self.unknown(name)),
@@ -166,10 +171,9 @@ impl Params {
 
     fn unknown(&self, name: &str) -> String {
         let names = || self.0.keys().map(String::as_str);
-        let hint = did_you_mean(name, names());
+        let mut hint = did_you_mean(name, names());
         if hint.is_empty() {
-            let known = names().collect::<Vec<_>>().join(", ");
-            return format!("is not a parameter of this pipeline; it has: {known}");
+            hint = known(name, "it has", names());
         }
         format!("is not a parameter of this pipeline{hint}")
     }
@@ -253,5 +257,8 @@ mod tests {
         ]);
         let error = params().check(given).unwrap_err();
         assert!(error.to_string().len() < 1000, "{} bytes", error.to_string().len());
+        let given = Map::from_iter((0..100_000).map(|n| (format!("x{n}"), json!(1))));
+        let error = params().check(given).unwrap_err();
+        assert!(error.to_string().len() < 10_000, "{} bytes", error.to_string().len());
     }
 }

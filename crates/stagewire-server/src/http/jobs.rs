@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::ApiError;
 use super::{App, Shared, body, waiting};
-use crate::nearest::did_you_mean;
+use crate::nearest::known;
 use crate::snapshot::JOB_STATES;
 
 /// Header that makes a submission repeatable.
@@ -67,17 +67,13 @@ fn params(app: &App, bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
         return Err(wrong(format!("the body must be a JSON object; {example}")));
     };
     if let Some(name) = members.keys().find(|name| !MEMBERS.contains(&name.as_str())) {
-        let hint = did_you_mean(name, MEMBERS);
-        let hint = if hint.is_empty() && app.pipeline.params.0.contains_key(name) {
+        let hint = if app.pipeline.params.0.contains_key(name) {
             "; parameters stand inside \"params\"".to_owned()
         } else {
-            hint
+            known(name, "it may have", MEMBERS)
         };
         let name: String = name.chars().take(64).collect();
-        return Err(wrong(format!(
-            "the body has an unknown member {name:?}{hint} It may have: {}",
-            MEMBERS.join(", ")
-        )));
+        return Err(wrong(format!("the body has an unknown member {name:?}{hint}")));
     }
     match members.remove("pipeline") {
         None => {}
@@ -123,12 +119,9 @@ pub(super) async fn list(
 ) -> Result<Json<Value>, ApiError> {
     let Query(query) = query.map_err(|error| ApiError::invalid("http.query", error.body_text()))?;
     if let Some(state) = query.state.as_deref().filter(|state| !JOB_STATES.contains(state)) {
-        let hint = did_you_mean(state, JOB_STATES);
+        let hint = known(state, "the states are", JOB_STATES);
         let state: String = state.chars().take(64).collect();
-        let message = format!(
-            "there is no state {state:?}{hint} The states are: {}",
-            JOB_STATES.join(", ")
-        );
+        let message = format!("there is no state {state:?}{hint}");
         return Err(ApiError::invalid("http.query", message));
     }
     let before = query.before.as_deref().map(id).transpose()?;

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::input::{Said, read};
 use super::{IN_FLIGHT, Sender, Workers};
 use crate::driver::{DriveError, Driver};
-use crate::nearest::did_you_mean;
+use crate::nearest::known;
 use crate::results::Results;
 use crate::run_dir::sweep_incarnation;
 use crate::secret::{Secret, Shown};
@@ -173,11 +173,13 @@ impl Inner {
         }
         let stage = hello.stage().map_err(invalid)?;
         if !self.options.stages.contains(&stage) {
-            let known = || self.options.stages.iter().map(StageName::as_str);
-            let hint = did_you_mean(stage.as_str(), known());
-            let list = known().collect::<Vec<_>>().join(", ");
+            let hint = known(
+                stage.as_str(),
+                "it has",
+                self.options.stages.iter().map(StageName::as_str),
+            );
             return Err(Status::invalid_argument(format!(
-                "pipeline {pipeline:?} has no stage {:?}{hint} It has: {list}",
+                "pipeline {pipeline:?} has no stage {:?}{hint}",
                 stage.as_str()
             )));
         }
