@@ -1,0 +1,118 @@
+"""The command line against a server that works: what it prints, what it saves, how it exits."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deployment import DEADLINE, STAGEWIRE, Deployment, Gate, eventually, toy
+from pipelines.toy import expected
+
+
+@pytest.fixture
+def deployment(deploy) -> Deployment:
+    return deploy(toy()).start()
+
+
+@pytest.fixture
+def gate(folder) -> Gate:
+    return Gate(folder / "gate")
+
+
+def begin(deployment: Deployment, *args: str) -> subprocess.Popen:
+    """A command that goes on while the test does."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([STAGEWIRE, *args], env=deployment.env, process_group=0, **pipes)
+
+
+def test_submit_saves_what_the_job_made(deployment, folder):
+    made = folder / "made"
+    made.mkdir()
+    files = ["--out", str(made / "cat.bin"), "--out", f"{made}/all/", "--timeline", str(made / "cat.html")]
+    done = deployment.command("submit", "--param", "seed=4", *files)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(made / "cat.bin"), f"{made}/all/video.bin"]
+    for path in done.stdout.splitlines():
+        assert Path(path).read_bytes() == expected(4, frames=9, steps=3)
+    assert (made / "cat.html").read_text().lower().startswith("<!doctype html>")
+    for words in ("encode: runs on encode-0", "denoise: step 3/3", "decode: frame 9/9", "job: succeeded"):
+        assert words in done.stderr
+    assert sorted(path.name for path in made.iterdir()) == ["all", "cat.bin", "cat.html"], "no partial files"
+
+
+def test_quiet_says_nothing_and_json_is_one_document(deployment, folder):
+    done = deployment.command("submit", "-q", "--json", "--timeline", str(folder / "t.json"))
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["job"]["state"] == "succeeded"
+    assert [artefact["name"] for artefact in document["result"]["artefacts"]] == ["video.bin"]
+    assert json.loads((folder / "t.json").read_text())
+    for command in ("jobs", "status", "stages"):
+        assert json.loads(deployment.command(command, "--json").stdout)
+
+
+def test_an_output_that_fits_no_artefact_is_named(deployment, folder):
+    done = deployment.command("submit", "--out", str(folder / "cat.mp4"))
+    assert done.returncode == 1
+    assert "no artefact fits" in done.stderr
+    assert "video.bin" in done.stderr
+    assert not (folder / "cat.mp4").exists()
+
+
+def test_a_job_can_be_left_looked_at_and_cancelled(deployment, gate):
+    gate.hold("denoise-1")
+    submitted = deployment.command("submit", "--no-wait", "--param", f"gate={gate.folder}")
+    job = submitted.stdout.strip()
+    gate.reached("denoise-1")
+    shown = deployment.command("job", job)
+    assert shown.stdout.splitlines()[0] == f"{job}  active"
+    assert "on denoise-0, step 1/3" in shown.stdout
+    assert "waits for the output of denoise" in shown.stdout
+    assert job in deployment.command("jobs", "--state", "active").stdout
+    cancelled = deployment.command("cancel", job)
+    assert cancelled.returncode == 0, cancelled.stderr
+    eventually("it is cancelled", lambda: state(deployment, job) == "cancelled")
+    assert job not in deployment.command("jobs", "--state", "active").stdout
+
+
+def state(deployment: Deployment, job: str) -> str:
+    return json.loads(deployment.command("job", job, "--json").stdout)["state"]
+
+
+def test_the_deadline_has_a_status_of_its_own_and_the_job_goes_on(deployment, gate):
+    gate.hold("encode")
+    done = deployment.command("submit", "--timeout", "0.2", "--param", f"gate={gate.folder}")
+    assert done.returncode == 4
+    job = done.stderr.rsplit("stagewire job ", 1)[1].strip()
+    assert state(deployment, job) == "active"
+    gate.open("encode")
+    eventually("it succeeds", lambda: state(deployment, job) == "succeeded")
+
+
+def test_ctrl_c_cancels_the_job(deployment, gate):
+    gate.hold("decode-1")
+    command = begin(deployment, "submit", "--param", f"gate={gate.folder}")
+    gate.reached("decode-1")
+    command.send_signal(signal.SIGINT)
+    _, said = command.communicate(timeout=DEADLINE)
+    assert command.returncode == 130
+    assert "is being cancelled" in said
+    (job,) = deployment.client.jobs()
+    assert job.wait(timeout=DEADLINE) == "cancelled"
+
+
+def test_submit_goes_on_when_the_server_restarts(deployment, gate, folder):
+    gate.hold("denoise-2")
+    out = folder / "video.bin"
+    command = begin(deployment, "submit", "--param", "seed=6", "--param", f"gate={gate.folder}", "--out", str(out))
+    gate.reached("denoise-2")
+    deployment.kill_server()
+    deployment.start()
+    gate.open("denoise-2")
+    _, said = command.communicate(timeout=DEADLINE)
+    assert command.returncode == 0, said
+    assert out.read_bytes() == expected(6, frames=9, steps=3)
