@@ -32,7 +32,16 @@ impl Output {
     pub(super) fn manifest(&self, plan: &OutputPlan) -> Result<Manifest, SchemaError> {
         let manifest = Manifest::new(self.kind, self.entries.clone())?.with_metadata(&self.metadata)?;
         match plan.chunking {
-            Some(chunking) => manifest.with_chunking(chunking),
+            Some(chunking) => {
+                // The plan holds for every job of the pipeline; a short clip has fewer elements than chunks.
+                let extents = manifest
+                    .tensors()
+                    .filter_map(|tensor| tensor.shape().get(chunking.dim() as usize));
+                let shortest = extents.min().copied().unwrap_or_default();
+                let count = u64::from(chunking.count()).min(shortest).max(1);
+                let count = u32::try_from(count).unwrap_or(chunking.count());
+                manifest.with_chunking(Chunking::new(chunking.dim(), count)?)
+            }
             None => Ok(manifest),
         }
     }
@@ -45,7 +54,7 @@ pub struct OutputPlan {
     pub publish: bool,
     /// Through the store instead of from this process.
     pub stored: bool,
-    /// How it is cut; `None` is whole.
+    /// How it is cut; `None` is whole. A tensor with fewer elements along the dimension gives fewer chunks.
     pub chunking: Option<Chunking>,
 }
 
@@ -76,4 +85,33 @@ pub(super) enum OfferError {
     Handle(#[from] stagewire_core::HandleError),
     #[error("an input has no payload")]
     NoPayload,
+}
+
+#[cfg(test)]
+mod tests {
+    use stagewire_core::DType;
+    use stagewire_transfer::Borrowed;
+
+    use super::*;
+
+    fn chunks(shape: [u64; 2], dim: u32, count: u32) -> Result<u32, SchemaError> {
+        let spec = TensorSpec::new(DType::U8, shape)?;
+        let memory = Borrowed::from(vec![0; usize::try_from(spec.nbytes().0).expect("small")]);
+        let plan = OutputPlan {
+            publish: true,
+            stored: false,
+            chunking: Some(Chunking::new(dim, count)?),
+        };
+        let output = Output::tensor(PayloadKind::Latent, "x", spec, memory);
+        output.manifest(&plan).map(|manifest| manifest.chunks())
+    }
+
+    #[test]
+    fn a_short_output_has_fewer_chunks_than_planned() {
+        assert_eq!(chunks([2, 21], 1, 8), Ok(8));
+        assert_eq!(chunks([2, 3], 1, 8), Ok(3));
+        assert_eq!(chunks([2, 1], 1, 8), Ok(1));
+        assert!(chunks([2, 0], 1, 8).is_err(), "nothing to cut");
+        assert!(chunks([2, 3], 2, 8).is_err(), "no such dimension");
+    }
 }
