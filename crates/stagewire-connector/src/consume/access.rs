@@ -1,12 +1,13 @@
 //! The consumer's hold on the memory of a payload: pins, mappings, destinations.
 
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, try_join_all};
+use futures::future::{BoxFuture, join_all, try_join_all};
 use stagewire_core::{Handle, Record, RegionRef};
 use stagewire_transfer::{
     ConnectError, ConnectOptions, Mapping, Pinned, Target, TargetError, TransferError, TransferOptions, Transport,
@@ -39,7 +40,32 @@ impl From<TargetError> for AccessError {
 enum Source {
     Empty,
     Mapped(Mapping),
-    Pulled { pin: Arc<dyn Pinned>, target: Arc<Target> },
+    Pulled(Pulled),
+}
+
+/// A tensor that is copied, chunk by chunk, in order.
+#[derive(Debug, Clone)]
+struct Pulled {
+    pin: Arc<dyn Pinned>,
+    target: Arc<Target>,
+    /// Chunks that are in the target. They are not pulled again where another tensor's part of the chunk failed.
+    done: Arc<AtomicU32>,
+}
+
+impl Pulled {
+    fn new(pin: Arc<dyn Pinned>, target: Arc<Target>) -> Source {
+        Source::Pulled(Self {
+            pin,
+            target,
+            done: Arc::default(),
+        })
+    }
+
+    async fn pull(self, record: Record, index: u32, options: TransferOptions) -> Result<(), AccessError> {
+        self.pin.pull(&[record], &self.target, options).await?;
+        self.done.store(index + 1, Ordering::Release);
+        Ok(())
+    }
 }
 
 /// Every tensor's memory, held in place.
@@ -82,13 +108,13 @@ impl Access {
             let pin = pin(handle, region, transports, deadline).await?;
             if let Some(destinations) = destinations {
                 let target = Arc::clone(&destinations[index]);
-                return Ok(Source::Pulled { pin, target });
+                return Ok(Pulled::new(pin, target));
             }
             if !private && by_name(transports, region).is_some_and(|transport| transport.abilities().map) {
                 return Ok(Source::Mapped(pin.map().await?));
             }
             let target = Arc::new(Target::allocate(region.len)?);
-            Ok(Source::Pulled { pin, target })
+            Ok(Pulled::new(pin, target))
         });
         let sources = try_join_all(open).await?;
         let mut names: Vec<_> = handle.regions.iter().filter(|region| region.len > 0).collect();
@@ -111,7 +137,8 @@ impl Access {
         &self.path
     }
 
-    /// Copies what of chunk `index` is not mapped; `None` where there is nothing to copy.
+    /// Copies what of chunk `index` is neither mapped nor copied yet; `None` where there is nothing to copy. It ends when
+    /// every copy has, so that a repeated one meets no copy in flight.
     pub(super) fn pull(&self, handle: &Handle, index: u32) -> Option<Pull> {
         let options = TransferOptions {
             deadline: self.deadline,
@@ -119,21 +146,21 @@ impl Access {
         let chunking = handle.manifest.chunking();
         let mut pulls = Vec::new();
         for (source, spec) in self.sources.iter().zip(handle.manifest.tensors()) {
-            let Source::Pulled { pin, target } = source else {
+            let Source::Pulled(pulled) = source else { continue };
+            if pulled.done.load(Ordering::Acquire) > index {
                 continue;
-            };
+            }
             let record = match chunking {
                 None => Record::contiguous(0, 0, spec.nbytes().0),
                 // The manifest was checked, so that every tensor has this chunk.
                 Some(chunking) => chunking.slice(spec, index).ok()?.run.record().merged(),
             };
-            let (pin, target, options) = (Arc::clone(pin), Arc::clone(target), options.clone());
-            pulls.push(async move { pin.pull(&[record], &target, options).await.map_err(AccessError::from) });
+            pulls.push(pulled.clone().pull(record, index, options.clone()));
         }
         if pulls.is_empty() {
             return None;
         }
-        let future = try_join_all(pulls).map(|done| done.map(drop)).boxed();
+        let future = join_all(pulls).map(|ends| ends.into_iter().collect()).boxed();
         Some(Pull {
             future: Mutex::new(future),
         })
@@ -151,7 +178,7 @@ impl Access {
                 let memory = match source {
                     Source::Empty => ViewMemory::Empty,
                     Source::Mapped(mapping) => ViewMemory::Mapped(mapping.clone()),
-                    Source::Pulled { target, .. } => ViewMemory::Target(Arc::clone(target)),
+                    Source::Pulled(pulled) => ViewMemory::Target(Arc::clone(&pulled.target)),
                 };
                 ChunkView::new(spec, slice, memory)
             });
@@ -181,4 +208,76 @@ async fn pin(
         .map_err(AccessError::Connect)?;
     let pin = remote.pin(region, TransferOptions { deadline }).await?;
     Ok(pin.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use stagewire_core::{DType, Entry, EntryValue, Manifest, PayloadKind, StageName, TensorSpec};
+    use stagewire_transfer::Borrowed;
+
+    use super::*;
+    use crate::{Connector, ConnectorOptions, Owner, PublishSpec};
+
+    /// A pin whose first pull fails.
+    #[derive(Debug)]
+    struct Flaky {
+        pin: Arc<dyn Pinned>,
+        pulls: AtomicU32,
+    }
+
+    #[async_trait]
+    impl Pinned for Flaky {
+        fn len(&self) -> u64 {
+            self.pin.len()
+        }
+
+        async fn pull(&self, records: &[Record], dst: &Target, options: TransferOptions) -> Result<(), TransferError> {
+            if self.pulls.fetch_add(1, Ordering::Relaxed) == 0 {
+                return Err(TransferError::from(TargetError::Busy { start: 0, end: 1 }));
+            }
+            self.pin.pull(records, dst, options).await
+        }
+
+        async fn map(&self) -> Result<Mapping, TransferError> {
+            self.pin.map().await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pull_that_failed_for_one_tensor_can_be_repeated() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let role = StageName::new("encode").expect("a name");
+        let options = ConnectorOptions::new(dir.path().join("run"), role);
+        let connector = Connector::start(options).await.expect("a connector");
+        let entry = |name: &str| Entry {
+            name: name.to_owned(),
+            value: EntryValue::Tensor(TensorSpec::new(DType::U8, [4]).expect("small")),
+        };
+        let manifest = Manifest::new(PayloadKind::Latent, vec![entry("a"), entry("b")]).expect("names differ");
+        let memory = [1, 2].map(|byte| Borrowed::from(vec![byte; 4]).into());
+        let spec = PublishSpec::new("r".to_owned(), manifest, Owner::Orchestrator);
+        let publication = connector.publish(spec, memory.into()).expect("room");
+
+        let transports: Vec<_> = connector.shared().transports().cloned().collect();
+        let handle = publication.handle();
+        let open = Access::open(handle, &transports, None, true, None).await;
+        let mut access = open.expect("it is there");
+        let Source::Pulled(flaky) = &mut access.sources[1] else {
+            panic!("not private: {access:?}")
+        };
+        flaky.pin = Arc::new(Flaky {
+            pin: Arc::clone(&flaky.pin),
+            pulls: AtomicU32::new(0),
+        });
+
+        let first = access.pull(handle, 0).expect("something to copy").await;
+        first.expect_err("one tensor failed");
+        let again = access.pull(handle, 0).expect("something to copy").await;
+        again.expect("the other tensor is not pulled twice");
+        assert!(access.pull(handle, 0).is_none(), "both are there");
+        for (view, byte) in access.views(handle, Some(0)).iter().zip([1, 2]) {
+            assert_eq!(view.to_vec(), [byte; 4]);
+        }
+    }
 }

@@ -561,10 +561,7 @@ async fn a_wrong_output_is_refused_and_the_attempt_goes_on() {
         chunk_dim: 0,
     };
     let task = deployment.task(offer(1, vec![], plan)).await;
-    let error = task
-        .complete(output(vec![]))
-        .await
-        .expect_err("nothing to cut");
+    let error = task.complete(output(vec![])).await.expect_err("nothing to cut");
     assert_eq!(error.class(), ErrorClass::Invalid);
     assert!(
         error.to_failure().message.contains("it has 0 elements"),
