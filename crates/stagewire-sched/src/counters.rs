@@ -43,7 +43,7 @@ impl Counters {
             },
             Event::Offered { .. } => &mut self.offers,
             Event::OfferEnded { end, .. } => match end {
-                OfferEnd::Declined => &mut self.offers_declined,
+                OfferEnd::Declined(_) => &mut self.offers_declined,
                 OfferEnd::Unanswered => &mut self.offers_unanswered,
                 OfferEnd::Withdrawn => &mut self.offers_withdrawn,
             },

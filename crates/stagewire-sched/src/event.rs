@@ -130,10 +130,10 @@ impl Loss {
 }
 
 /// How an offer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OfferEnd {
-    /// The worker declined.
-    Declined,
+    /// The worker declined, for this reason.
+    Declined(Failure),
     /// The worker did not answer in time.
     Unanswered,
     /// The worker's stream broke, or what was offered is not there any more.

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use stagewire_core::{Incarnation, Progress, StageName};
+use stagewire_core::{Failure, Incarnation, Progress, StageName};
 
 /// Why a stage of a job is not done yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +22,8 @@ pub enum WaitCause {
     Inputs { stages: Vec<StageName> },
     /// A worker of the stage: none is attached. `away` ones may come back.
     NoWorker { away: u32 },
-    /// A free slot: of `advertised` ones `running` are used, `reserved` offered, `stopping` not yet freed by attempts that were told to stop, and `paused` belong to workers that declined.
-    /// `ahead` jobs come first.
+    /// A free slot: of `advertised` ones `running` are used, `reserved` offered, `stopping` not yet freed by attempts that were told to stop, and `paused` belong to workers that
+    /// declined an offer or did not answer it; `declined` says why the last of them did. `ahead` jobs come first.
     Slot {
         ahead: usize,
         advertised: u32,
@@ -31,6 +31,7 @@ pub enum WaitCause {
         reserved: u32,
         stopping: u32,
         paused: u32,
+        declined: Option<Failure>,
     },
     /// Payloads of the stage to be released: `held` of `limit` are held. `ahead` jobs come first.
     Credit { ahead: usize, held: u32, limit: u32 },

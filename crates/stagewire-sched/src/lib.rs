@@ -21,7 +21,8 @@
 //! A worker that attaches again says which attempts it runs (those that ended without an answer included) and which
 //! payloads it holds, then publishes again what those attempts have published, and completes again what they have completed.
 //! It renews each attempt every [`Limits::renew_interval`]. Told to stop an attempt, it stops it, drops what that published,
-//! and says so. Refused, it does the same and need not say so. The payload of a result is the worker's
+//! and says so. Refused, it does the same and need not say so. It declines as `Invalid` or `Unsupported`
+//! what no worker could run, which fails the job; to decline for another reason costs nothing. The payload of a result is the worker's
 //! to drop once its completion is accepted. A store takes and keeps payloads of running attempts
 //! ([`Sched::is_running`]) and of jobs that need them ([`Sched::payload_owner`]), and no others.
 //!

@@ -83,7 +83,7 @@ impl Sched {
             Input::WorkerAway { worker } => Ok(self.worker_away(now, worker)),
             Input::WorkerLost { worker } => Ok(self.worker_lost(now, worker)),
             Input::Accept { worker, token } => self.accept(now, worker, token),
-            Input::Decline { worker, token, .. } => self.decline(now, worker, token),
+            Input::Decline { worker, token, failure } => self.decline(now, worker, token, failure),
             Input::Renew {
                 worker,
                 token,

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use stagewire_core::{Incarnation, PayloadId, StageName, Timestamp, Token};
+use stagewire_core::{Failure, Incarnation, PayloadId, StageName, Timestamp, Token};
 
 use crate::WorkerInfo;
 
@@ -16,6 +16,8 @@ pub struct Worker {
     pub(crate) paused_until: Option<Timestamp>,
     /// Offers in a row that it declined or did not answer.
     pub(crate) misses: u32,
+    /// Why it declined the last of them, where it did.
+    pub(crate) declined: Option<Failure>,
     pub(crate) slots: BTreeMap<Token, Slot>,
     /// Payloads that it brought back and nobody has published.
     pub(crate) unclaimed: BTreeSet<PayloadId>,
@@ -119,6 +121,7 @@ impl Worker {
             draining: false,
             paused_until: None,
             misses: 0,
+            declined: None,
             slots: BTreeMap::new(),
             unclaimed: BTreeSet::new(),
             claimed: BTreeSet::new(),

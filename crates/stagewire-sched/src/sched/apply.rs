@@ -48,7 +48,7 @@ impl Sched {
                 let fits = self.workers.get(worker).is_some_and(takes) && self.change_job(at, token.job, event);
                 fits && self.set_slot(*worker, *token, Some(Slot::Reserved))
             }
-            Event::OfferEnded { token, end } => self.end_offer(at, *token, *end, event),
+            Event::OfferEnded { token, end } => self.end_offer(at, *token, end, event),
             Event::AttemptGranted { token, stage, worker } => {
                 let fits = self.change_job(at, token.job, event);
                 if fits {
@@ -183,16 +183,20 @@ impl Sched {
         }
     }
 
-    fn end_offer(&mut self, at: Timestamp, token: Token, end: OfferEnd, event: &Event) -> bool {
+    fn end_offer(&mut self, at: Timestamp, token: Token, end: &OfferEnd, event: &Event) -> bool {
         let worker = self.worker_of(token);
         if !self.change_job(at, token.job, event) {
             return false;
         }
         if let Some(incarnation) = worker {
             self.set_slot(incarnation, token, None);
-            if end != OfferEnd::Withdrawn {
+            if *end != OfferEnd::Withdrawn {
                 let limits = self.limits;
                 self.update_worker(incarnation, |worker| {
+                    worker.declined = match end {
+                        OfferEnd::Declined(failure) => Some(failure.clone()),
+                        OfferEnd::Unanswered | OfferEnd::Withdrawn => None,
+                    };
                     worker.misses = worker.misses.saturating_add(1);
                     worker.paused_until = Some(at + limits.pause_after(worker.misses));
                 });
@@ -289,8 +293,11 @@ impl Sched {
             match slot {
                 Slot::Reserved => {
                     let end = OfferEnd::Withdrawn;
-                    let event = Event::OfferEnded { token, end };
-                    self.end_offer(at, token, end, &event);
+                    let event = Event::OfferEnded {
+                        token,
+                        end: end.clone(),
+                    };
+                    self.end_offer(at, token, &end, &event);
                 }
                 Slot::Running => {
                     self.update_job(token.job, |_, _, job| {

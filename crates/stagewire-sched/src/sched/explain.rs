@@ -92,16 +92,18 @@ impl Sched {
             return WaitCause::Dispatch { ahead };
         }
         let used = |usage: fn(Slot) -> bool| count(attached().map(|worker| worker.tokens(usage).count()).sum());
+        let paused = || attached().filter(|worker| worker.paused_until.is_some() && worker.free() > 0);
         WaitCause::Slot {
             ahead,
             advertised: attached().map(Worker::advertised).sum(),
             running: used(|slot| slot == Slot::Running),
             reserved: used(|slot| slot == Slot::Reserved),
             stopping: used(Slot::is_stopping),
-            paused: attached()
-                .filter(|worker| worker.paused_until.is_some())
-                .map(Worker::free)
-                .sum(),
+            paused: paused().map(Worker::free).sum(),
+            declined: paused()
+                .filter(|worker| worker.declined.is_some())
+                .max_by_key(|worker| worker.paused_until)
+                .and_then(|worker| worker.declined.clone()),
         }
     }
 }

@@ -1,4 +1,4 @@
-use stagewire_core::{Incarnation, JobId, Timestamp, Token};
+use stagewire_core::{ErrorClass, Failure, Incarnation, JobId, Timestamp, Token};
 
 use super::Sched;
 use super::plan::Plan;
@@ -111,26 +111,41 @@ impl Sched {
         Ok(plan.decision)
     }
 
-    pub(super) fn decline(&self, now: Timestamp, worker: Incarnation, token: Token) -> Result<Decision, Refusal> {
+    /// The worker does not take the offer. That costs the job nothing, unless it is the job that cannot be run: any other
+    /// worker would say the same.
+    pub(super) fn decline(
+        &self,
+        now: Timestamp,
+        worker: Incarnation,
+        token: Token,
+        failure: Failure,
+    ) -> Result<Decision, Refusal> {
         self.attached(worker)?;
-        match self.phase_of(worker, token) {
-            Some((_, Phase::Offered(_))) => Ok(self.end_offer_of(now, token, OfferEnd::Declined)),
-            _ => Err(Refusal::Stale { worker, token }),
+        if !matches!(self.phase_of(worker, token), Some((_, Phase::Offered(_)))) {
+            return Err(Refusal::Stale { worker, token });
         }
+        let mut plan = Plan::new(self, now);
+        plan.change(token.job, |job| {
+            let end = OfferEnd::Declined(failure.clone());
+            job.push(Event::OfferEnded { token, end });
+            if matches!(failure.class, ErrorClass::Invalid | ErrorClass::Unsupported) {
+                job.doom(failure);
+            }
+        });
+        Ok(plan.decision)
     }
 
     pub(super) fn offer_unanswered(&self, now: Timestamp, job: JobId, stage: StageIndex) -> Decision {
         let phase = self.jobs.get(&job).map(|job| &job.run(stage).phase);
         match phase {
-            Some(Phase::Offered(offer)) => self.end_offer_of(now, offer.token, OfferEnd::Unanswered),
+            Some(Phase::Offered(offer)) => {
+                let (token, end) = (offer.token, OfferEnd::Unanswered);
+                let mut plan = Plan::new(self, now);
+                plan.change(job, |job| job.push(Event::OfferEnded { token, end }));
+                plan.decision
+            }
             _ => Decision::default(),
         }
-    }
-
-    fn end_offer_of(&self, now: Timestamp, token: Token, end: OfferEnd) -> Decision {
-        let mut plan = Plan::new(self, now);
-        plan.change(token.job, |job| job.push(Event::OfferEnded { token, end }));
-        plan.decision
     }
 
     /// The phase that this token stands for, where it is this worker's.

@@ -85,7 +85,7 @@ fn events(world: &mut World) -> Vec<Event> {
         Event::Offered { token, stage, worker },
         Event::OfferEnded {
             token,
-            end: OfferEnd::Declined,
+            end: OfferEnd::Unanswered,
         },
         Event::Renewed {
             token,

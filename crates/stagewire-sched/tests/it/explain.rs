@@ -46,6 +46,7 @@ fn every_stage_says_what_it_waits_for() {
         reserved: 0,
         stopping: 0,
         paused: 0,
+        declined: None,
     };
     assert_eq!(cause(&world, next, "encode"), expected);
     world.away(encoder);
@@ -71,6 +72,7 @@ fn waiting_is_measured_from_the_time_it_began() {
         reserved: 0,
         stopping: 0,
         paused: 1,
+        declined: None,
     };
     assert_eq!(waiting[0].cause, expected);
     world.lose(deaf);

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass};
-use stagewire_sched::{Effect, Input, Limits};
+use stagewire_sched::{Effect, Input, Limits, Outcome, WaitCause};
 
 use crate::world::{World, failure, topology};
 
@@ -163,4 +163,46 @@ fn the_offer_says_what_to_read_and_how_to_hand_over() {
         .filter(|effect| matches!(effect, Effect::Grant { .. }))
         .count();
     assert_eq!(granted, 1);
+}
+
+#[test]
+fn a_job_that_no_worker_can_run_fails_with_the_reason() {
+    for class in [ErrorClass::Invalid, ErrorClass::Unsupported] {
+        let mut world = World::new(crate::world::video());
+        let encoder = world.attach("encode", 1);
+        let [job, next] = [(); 2].map(|()| world.submit());
+        let token = world.offer(encoder).expect("an offer").token;
+        world.does(Input::Decline {
+            worker: encoder,
+            token,
+            failure: failure(class),
+        });
+        assert_eq!(world.state(job), "failed");
+        let outcome = world.sched.job(job).and_then(|job| job.outcome().cloned());
+        assert_eq!(outcome, Some(Outcome::Failed(failure(class))));
+        world.restart();
+        assert_eq!((world.state(job), world.phase(next, "encode")), ("failed", "queued"));
+    }
+}
+
+#[test]
+fn a_job_says_why_its_offer_was_declined() {
+    let mut world = painters();
+    let busy = world.attach("paint", 1);
+    let job = world.submit();
+    let token = world.offer(busy).expect("an offer").token;
+    let failure = failure(ErrorClass::Exhausted);
+    world.does(Input::Decline {
+        worker: busy,
+        token,
+        failure: failure.clone(),
+    });
+    let declined = |world: &World| match &world.sched.explain(world.now, job)[0].cause {
+        WaitCause::Slot { declined, .. } => declined.clone(),
+        other => panic!("instead of a slot: {other:?}"),
+    };
+    assert_eq!(declined(&world), Some(failure));
+    world.jump();
+    assert_eq!(world.jump(), "offer.answer");
+    assert_eq!(declined(&world), None, "this offer was not answered");
 }

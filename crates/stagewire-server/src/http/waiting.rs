@@ -41,12 +41,21 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
             reserved,
             stopping,
             paused,
+            declined,
         } => (
             "slot",
-            format!("waits for a free slot: all {advertised} are taken; {}", ahead(*before)),
+            match (paused, declined) {
+                (0, _) => format!("waits for a free slot: all {advertised} are taken; {}", ahead(*before)),
+                (_, None) => format!("waits for a worker that did not answer an offer; {}", ahead(*before)),
+                (_, Some(failure)) => format!(
+                    "waits for a worker that declined an offer, because {}; {}",
+                    failure.message,
+                    ahead(*before)
+                ),
+            },
             json!({
                 "ahead": before, "advertised": advertised, "running": running, "reserved": reserved,
-                "stopping": stopping, "paused": paused,
+                "stopping": stopping, "paused": paused, "declined": declined,
             }),
         ),
         WaitCause::Credit {
