@@ -52,15 +52,17 @@ struct Pulled {
     done: Arc<AtomicU32>,
 }
 
-impl Pulled {
-    fn new(pin: Arc<dyn Pinned>, target: Arc<Target>) -> Source {
-        Source::Pulled(Self {
+impl Source {
+    fn pulled(pin: Arc<dyn Pinned>, target: Arc<Target>) -> Self {
+        Self::Pulled(Pulled {
             pin,
             target,
             done: Arc::default(),
         })
     }
+}
 
+impl Pulled {
     async fn pull(self, record: Record, index: u32, options: TransferOptions) -> Result<(), AccessError> {
         self.pin.pull(&[record], &self.target, options).await?;
         self.done.store(index + 1, Ordering::Release);
@@ -108,13 +110,13 @@ impl Access {
             let pin = pin(handle, region, transports, deadline).await?;
             if let Some(destinations) = destinations {
                 let target = Arc::clone(&destinations[index]);
-                return Ok(Pulled::new(pin, target));
+                return Ok(Source::pulled(pin, target));
             }
             if !private && by_name(transports, region).is_some_and(|transport| transport.abilities().map) {
                 return Ok(Source::Mapped(pin.map().await?));
             }
             let target = Arc::new(Target::allocate(region.len)?);
-            Ok(Pulled::new(pin, target))
+            Ok(Source::pulled(pin, target))
         });
         let sources = try_join_all(open).await?;
         let mut names: Vec<_> = handle.regions.iter().filter(|region| region.len > 0).collect();
