@@ -1,3 +1,5 @@
+mod handovers;
+
 use std::sync::Mutex;
 
 use stagewire_core::{Failure, Handover, PayloadId, Token};
@@ -6,6 +8,7 @@ use tokio::sync::watch;
 use super::super::{Cancelled, TaskError, lock};
 use crate::consume::Observer;
 use crate::{ConsumeError, Stop};
+use handovers::Handovers;
 
 /// How the server answered to the end of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +28,7 @@ pub(crate) struct TaskState {
     /// Its end was told to the server: completed or failed. Locked while that is decided, so that an attempt either ends
     /// or is told to stop.
     spoken: Mutex<bool>,
-    pub(super) handovers: Mutex<Vec<Handover>>,
+    pub(super) handovers: Mutex<Handovers>,
     pub(super) lost: Mutex<Option<PayloadId>>,
 }
 
@@ -90,7 +93,7 @@ impl TaskState {
 
 impl Observer for TaskState {
     fn chunk(&self, handover: &Handover) {
-        lock(&self.handovers).push(handover.clone());
+        lock(&self.handovers).note(handover);
     }
 
     fn error(&self, error: &ConsumeError) {
