@@ -22,7 +22,7 @@ use tokio::task::AbortHandle;
 
 use crate::{Borrowing, Connector, ConnectorOptions};
 use driver::Driver;
-use task::TaskState;
+use task::{Answer, Sent, TaskState};
 
 pub use error::{Cancelled, TaskError, WorkerError};
 pub use output::{Output, OutputPlan};
@@ -237,10 +237,28 @@ impl Inner {
         lock(&self.over).get_or_insert_with(|| failure.clone());
         for slot in std::mem::take(&mut *lock(&self.attempts)).into_values() {
             if let Slot::Running(state) = slot {
-                state.end(failure.clone());
+                state.stop().stop(failure.clone());
+                self.answer(&state, Answer::Over(failure.clone()));
             }
         }
         self.note_freed();
+    }
+
+    /// Lets go of the output of an attempt as the server has answered, and tells its task.
+    fn answer(&self, state: &TaskState, answer: Answer) {
+        match (state.take_output(), &answer) {
+            // The server releases it once nobody needs it.
+            (None, _) | (Some(Sent { result: false, .. }), Answer::Accepted) => {}
+            // A result is the server's own by now.
+            (Some(output), Answer::Accepted) => self.connector.release(output.payload),
+            // Nobody will ask for it, and the server may not know of it.
+            (Some(output), Answer::Refused(_) | Answer::Over(_)) => {
+                self.connector.release(output.payload);
+                self.tell(|session| session.dropped(output.payload));
+            }
+        }
+        self.note_freed();
+        state.answer(answer);
     }
 
     /// The attempt has left its slot.

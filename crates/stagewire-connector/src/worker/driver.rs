@@ -170,7 +170,7 @@ impl Driver {
     fn accepted(&self, token: Token) {
         if let Some(state) = self.running(token) {
             self.inner.free(token);
-            state.answer(Answer::Accepted);
+            self.inner.answer(&state, Answer::Accepted);
         }
     }
 
@@ -181,7 +181,7 @@ impl Driver {
         {
             self.inner.tell(|session| session.stopped(token));
             self.inner.free(token);
-            state.answer(Answer::Refused(failure));
+            self.inner.answer(&state, Answer::Refused(failure));
         }
     }
 

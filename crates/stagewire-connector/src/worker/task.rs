@@ -7,7 +7,7 @@ use std::time::Duration;
 use stagewire_api::v1;
 use stagewire_core::{Classify, ErrorClass, Failure, Handle, JobId, Progress, StageName, Token};
 
-pub(crate) use state::{Answer, TaskState};
+pub(crate) use state::{Answer, Sent, TaskState};
 
 use super::{Cancelled, Inner, Offered, Output, OutputPlan, TaskError, lock};
 use crate::{ConsumeOptions, Consumer, Owner, Publication, PublishSpec, PutError, Stop};
@@ -234,7 +234,8 @@ impl Task {
     /// goes on.
     ///
     /// # Cancel safety
-    /// Once the completion was sent, the server decides though the future was dropped.
+    /// Once the completion was sent, the server decides though the future was dropped, and the worker lets go of the
+    /// output as it says.
     pub async fn finish(&self) -> Result<(), TaskError> {
         self.check()?;
         let token = self.state.token;
@@ -257,7 +258,10 @@ impl Task {
         } else {
             describe(&handle)
         };
-        self.state.speak_well()?;
+        self.state.speak_well(Sent {
+            payload: handle.payload,
+            result: !plan.publish,
+        })?;
         let result = if plan.publish {
             let announced = lock(&self.output)
                 .as_mut()
@@ -279,20 +283,8 @@ impl Task {
             .ok()
             .and_then(|answer| answer.clone());
         match answer {
-            Some(Answer::Accepted) => {
-                if !plan.publish {
-                    // A result is the server's own by now.
-                    self.worker.connector.release(handle.payload);
-                    self.worker.note_freed();
-                }
-                Ok(())
-            }
-            Some(Answer::Refused(failure) | Answer::Over(failure)) => {
-                // Nobody will ask for it, and the server may not know of it.
-                self.worker.connector.release(handle.payload);
-                self.worker.tell(|session| session.dropped(handle.payload));
-                Err(TaskError::Refused { token, failure })
-            }
+            Some(Answer::Accepted) => Ok(()),
+            Some(Answer::Refused(failure) | Answer::Over(failure)) => Err(TaskError::Refused { token, failure }),
             // The sender is in `state`.
             None => Err(TaskError::Ended { token }),
         }

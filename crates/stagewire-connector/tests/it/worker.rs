@@ -436,6 +436,30 @@ async fn the_last_stage_sends_a_result() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_result_is_released_though_nobody_waits_for_the_answer() {
+    let mut deployment = Deployment::new(1).await;
+    let failure = Failure::new(ErrorClass::Fenced, "token.stale", "the attempt was superseded");
+    for (attempt, refused) in [(1, None), (2, Some(failure.into()))] {
+        let task = deployment.task(offer(attempt, vec![], v1::Output::default())).await;
+        let completing = tokio::spawn(async move { task.complete(output(vec![9; 50])).await });
+        deployment.stream.completed(token(attempt)).await;
+        completing.abort();
+        completing.await.expect_err("it was given up");
+        assert_eq!(deployment.worker.connector().live().len(), 1, "the server may read it");
+        match refused {
+            None => deployment.stream.accept(token(attempt)).await,
+            failure => {
+                let token = Some(token(attempt).into());
+                let refused = v1::Refused { token, failure };
+                deployment.stream.send(FromServer::Refused(refused)).await;
+                deployment.stream.stopped(self::token(attempt)).await;
+            }
+        }
+        deployment.all_gone().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn slots_bound_what_is_accepted() {
     let mut deployment = Deployment::new(2).await;
     let tasks = [

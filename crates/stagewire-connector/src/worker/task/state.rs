@@ -19,6 +19,22 @@ pub(crate) enum Answer {
     Over(Failure),
 }
 
+/// The output of an attempt that was told to have ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sent {
+    pub(crate) payload: PayloadId,
+    /// It is the result of the job, which the server keeps a copy of once it has accepted it.
+    pub(crate) result: bool,
+}
+
+/// What the server was told of an attempt's end.
+#[derive(Debug, Default)]
+struct Spoken {
+    ended: bool,
+    /// Until the server has answered.
+    output: Option<Sent>,
+}
+
 /// What a task and the worker's driver both know of an attempt.
 #[derive(Debug)]
 pub(crate) struct TaskState {
@@ -27,7 +43,7 @@ pub(crate) struct TaskState {
     pub(super) answer: watch::Sender<Option<Answer>>,
     /// Its end was told to the server: completed or failed. Locked while that is decided, so that an attempt either ends
     /// or is told to stop.
-    spoken: Mutex<bool>,
+    spoken: Mutex<Spoken>,
     pub(super) handovers: Mutex<Handovers>,
     pub(super) lost: Mutex<Option<PayloadId>>,
 }
@@ -38,7 +54,7 @@ impl TaskState {
             token,
             stop: Stop::new(),
             answer: watch::Sender::new(None),
-            spoken: Mutex::new(false),
+            spoken: Mutex::default(),
             handovers: Mutex::default(),
             lost: Mutex::default(),
         }
@@ -51,42 +67,41 @@ impl TaskState {
     /// Tells it to stop, unless its end was told already. Returns whether it was.
     pub(crate) fn stop_unless_ended(&self, failure: &Failure) -> bool {
         let spoken = lock(&self.spoken);
-        if !*spoken {
+        if !spoken.ended {
             self.stop.stop(failure.clone());
         }
-        *spoken
+        spoken.ended
+    }
+
+    /// What there is to let go of now that the server has answered, or will not; once.
+    pub(crate) fn take_output(&self) -> Option<Sent> {
+        lock(&self.spoken).output.take()
     }
 
     pub(crate) fn answer(&self, answer: Answer) {
         self.answer.send_replace(Some(answer));
     }
 
-    /// There will be no answer.
-    pub(crate) fn end(&self, failure: Failure) {
-        self.stop.stop(failure.clone());
-        self.answer(Answer::Over(failure));
-    }
-
     /// Takes the right to tell the server how the attempt ended; once.
     pub(super) fn speak(&self) -> Result<(), TaskError> {
-        self.speak_unless(None)
+        self.speak_unless(None, None)
     }
 
-    /// Takes the right to tell the server that the attempt ended well; not once it was told to stop.
-    pub(super) fn speak_well(&self) -> Result<(), TaskError> {
-        self.speak_unless(Some(&self.stop))
+    /// Takes the right to tell the server that the attempt ended well, with this output; not once it was told to stop.
+    pub(super) fn speak_well(&self, output: Sent) -> Result<(), TaskError> {
+        self.speak_unless(Some(&self.stop), Some(output))
     }
 
-    fn speak_unless(&self, stop: Option<&Stop>) -> Result<(), TaskError> {
+    fn speak_unless(&self, stop: Option<&Stop>, output: Option<Sent>) -> Result<(), TaskError> {
         let token = self.token;
         let mut spoken = lock(&self.spoken);
-        if *spoken {
+        if spoken.ended {
             return Err(TaskError::Ended { token });
         }
         if let Some(reason) = stop.and_then(Stop::reason) {
             return Err(Cancelled { token, reason }.into());
         }
-        *spoken = true;
+        *spoken = Spoken { ended: true, output };
         Ok(())
     }
 }
@@ -110,6 +125,11 @@ mod tests {
 
     use super::*;
 
+    const OUTPUT: Sent = Sent {
+        payload: PayloadId(Uuid::from_u128(2)),
+        result: true,
+    };
+
     fn state() -> TaskState {
         TaskState::new(Token {
             epoch: Epoch(1),
@@ -123,11 +143,11 @@ mod tests {
         let stale = Failure::new(ErrorClass::Fenced, "token.stale", "superseded");
         let late = state();
         assert!(!late.stop_unless_ended(&stale));
-        assert!(matches!(late.speak_well(), Err(TaskError::Cancelled(_))));
+        assert!(matches!(late.speak_well(OUTPUT), Err(TaskError::Cancelled(_))));
         late.speak().expect("it says that it has stopped");
 
         let early = state();
-        early.speak_well().expect("nobody told it to stop");
+        early.speak_well(OUTPUT).expect("nobody told it to stop");
         assert!(early.stop_unless_ended(&stale) && !early.stop.is_stopped());
         assert!(matches!(early.speak(), Err(TaskError::Ended { .. })));
     }
