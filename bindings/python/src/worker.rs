@@ -157,15 +157,14 @@ impl Task {
     }
 
     /// Publishes the output and ends the attempt well; returns once the server has accepted it.
-    fn complete(&self, py: Python<'_>, kind: &str, entries: Entries<'_>, metadata: &str) -> PyResult<()> {
+    fn complete(&self, py: Python<'_>, kind: &str, entries: Entries<'_>, metadata: String) -> PyResult<()> {
         let (entries, tensors) = payload::lend_all(py, entries)?;
         let output = Output {
             kind: kind
                 .parse()
                 .map_err(|error: stagewire_core::SchemaError| raise_from(py, &error))?,
             entries,
-            metadata: serde_json::from_str(metadata)
-                .map_err(|error| invalid(py, "payload.metadata", error.to_string()))?,
+            metadata,
             tensors,
         };
         let ended = wait(py, self.inner.complete(output))?;

@@ -9,8 +9,8 @@ pub struct Output {
     pub kind: PayloadKind,
     /// Names and what stands under them.
     pub entries: Vec<Entry>,
-    /// Any JSON value.
-    pub metadata: serde_json::Value,
+    /// JSON text, which consumers get to the letter; `null` for none.
+    pub metadata: String,
     /// Memory of every tensor, in the order of the entries. It must not change until the payload is released.
     pub tensors: Vec<Memory>,
 }
@@ -24,13 +24,13 @@ impl Output {
                 name: name.into(),
                 value: EntryValue::Tensor(spec),
             }],
-            metadata: serde_json::Value::Null,
+            metadata: "null".to_owned(),
             tensors: vec![memory.into()],
         }
     }
 
     pub(super) fn manifest(&self, plan: &OutputPlan) -> Result<Manifest, SchemaError> {
-        let manifest = Manifest::new(self.kind, self.entries.clone())?.with_metadata(&self.metadata)?;
+        let manifest = Manifest::new(self.kind, self.entries.clone())?.with_metadata_text(self.metadata.as_str())?;
         match plan.chunking {
             Some(chunking) => {
                 // The plan holds for every job of the pipeline; a short clip has fewer elements than chunks.
@@ -104,6 +104,23 @@ mod tests {
         };
         let output = Output::tensor(PayloadKind::Latent, "x", spec, memory);
         output.manifest(&plan).map(|manifest| manifest.chunks())
+    }
+
+    #[test]
+    fn metadata_is_kept_to_the_letter() {
+        let spec = TensorSpec::new(DType::U8, [1]).expect("small");
+        let mut output = Output::tensor(PayloadKind::Latent, "x", spec, Borrowed::from(vec![0]));
+        let plan = OutputPlan::read(None).expect("that of a last stage");
+        for metadata in ["null", r#"{"z":1,"a":123456789012345678901234567890, "f":1.10}"#] {
+            output.metadata = metadata.to_owned();
+            let manifest = output.manifest(&plan);
+            assert_eq!(manifest.as_ref().map(Manifest::metadata), Ok(metadata));
+        }
+        output.metadata = "{".to_owned();
+        assert!(matches!(
+            output.manifest(&plan),
+            Err(SchemaError::MetadataNotJson { .. })
+        ));
     }
 
     #[test]

@@ -194,7 +194,8 @@ async fn decode(task: &Task) -> Result<(), Failure> {
                 {"name": "../note.html", "media_type": "text/html"},
             ],
             "info": {"frames": 6},
-        }),
+        })
+        .to_string(),
         tensors: vec![Borrowed::from(video).into(), Borrowed::from(b"ok".to_vec()).into()],
     };
     complete(task, output).await
