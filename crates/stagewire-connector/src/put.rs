@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stagewire_core::{Handle, Token};
+use tokio::time::Instant;
 
 use crate::PutError;
 use crate::connector::Shared;
@@ -21,19 +22,23 @@ pub(crate) async fn put(
     let payload = handle.payload;
     let live = shared.table().get(payload).ok_or(PutError::NotHeld { payload })?;
     let store = shared.store().ok_or(PutError::NoStore { payload })?;
-    let link = shared.links().to(&store).await;
-    let link = link.map_err(|source| PutError::Link { payload, source })?;
-    let request = |id| Request::Put {
-        id,
-        handle: live.handle().to_bytes(),
-        token,
-        owner: live.owner(),
-        wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+    let begin = Instant::now();
+    let exchange = async {
+        let link = shared.links().to(&store).await?;
+        let left = wait.saturating_sub(begin.elapsed());
+        let request = |id| Request::Put {
+            id,
+            handle: live.handle().to_bytes(),
+            token,
+            owner: live.owner(),
+            wait_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+        };
+        Ok(link.call(false, request).next().await)
     };
-    let mut call = link.call(false, request);
     let waited = wait.saturating_add(GRACE);
-    let reply = tokio::time::timeout(waited, call.next()).await;
-    match reply.map_err(|_| PutError::Deadline { payload, waited })? {
+    let reply = tokio::time::timeout(waited, exchange).await;
+    let reply = reply.map_err(|_| PutError::Deadline { payload, waited })?;
+    match reply.map_err(|source| PutError::Link { payload, source })? {
         None => Err(PutError::StoreLost { payload }),
         Some(Reply::Stored { handle, .. }) => {
             let answer = "with a handle that does not decode";

@@ -1,8 +1,8 @@
 //! Payloads in a store of their own process.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use stagewire_connector::{ConsumeError, ConsumeOptions, Owner};
+use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec, PutError};
 use stagewire_core::{Attempt, ByteCount, DType, EntryValue, Epoch, ErrorClass, Handle, JobId, Token, TransferMode};
 use uuid::Uuid;
 
@@ -322,4 +322,31 @@ async fn who_keeps_no_store_says_so() {
         .await;
     let failure = second.refused(put(&handle, None, PATIENCE)).await;
     assert!(failure.message.contains("keeps none"), "{}", failure.message);
+}
+
+#[tokio::test]
+async fn puts_end_in_time_though_the_store_does_not_answer() {
+    let world = World::new().await;
+    let silent = World::new().await;
+    let peer = silent.connector.peer().clone();
+    silent.connector.close().await;
+    let _listener = tokio::net::UnixListener::bind(&peer.socket).expect("the closed connector left its name free");
+    world.connector.set_store(Some(peer));
+    let bundle = Bundle::one(&[4]);
+    let spec = PublishSpec::new("r".to_owned(), bundle.manifest(), Owner::Orchestrator);
+    let memory = bundle.memory(world.connector.host().arena());
+    let publication = world.connector.publish(spec, memory).expect("room");
+
+    // One after the other, they would wait for the same connection.
+    let put = || world.connector.store(publication.handle(), None, Duration::ZERO);
+    let begin = Instant::now();
+    let (first, second, third) = tokio::join!(put(), put(), put());
+    let took = begin.elapsed();
+    for error in [first, second, third].map(|put| put.expect_err("nobody answers")) {
+        assert!(
+            matches!(error, PutError::Deadline { .. } | PutError::Link { .. }),
+            "{error}"
+        );
+    }
+    assert!(took < Duration::from_secs(8), "{took:?}");
 }
