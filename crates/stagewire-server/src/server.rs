@@ -159,6 +159,7 @@ impl Server {
             worker_token,
             epoch,
             renew_interval: limits.renew_interval(),
+            silence: limits.grant * 2,
             linger: limits.linger,
             store: store.address(),
             peers: run_dir.dir().join("peers"),

@@ -37,6 +37,8 @@ pub(crate) struct AttachOptions {
     pub(crate) worker_token: Secret,
     pub(crate) epoch: u64,
     pub(crate) renew_interval: Duration,
+    /// A stream on which nothing came for so long is ended: workers renew, even when they have nothing to renew.
+    pub(crate) silence: Duration,
     pub(crate) linger: Duration,
     /// Encoded address of the store.
     pub(crate) store: Vec<u8>,
@@ -291,10 +293,15 @@ struct Reader {
 
 impl Reader {
     async fn run(self, mut incoming: Streaming<v1::WorkerMessage>, close: CancellationToken) {
+        let silence = self.inner.options.silence;
         loop {
             let next = tokio::select! {
                 () = close.cancelled() => break,
-                next = incoming.message() => next,
+                next = tokio::time::timeout(silence, incoming.message()) => next,
+            };
+            let Ok(next) = next else {
+                tracing::warn!(worker = %self.worker, ?silence, "a worker has fallen silent; its stream is ended");
+                break;
             };
             match next {
                 // A message of a later protocol that this build does not know.

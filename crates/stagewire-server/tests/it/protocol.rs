@@ -1,9 +1,13 @@
 //! The workers' stream, spoken by hand.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use stagewire_api::v1::orchestrator_client::OrchestratorClient;
 use stagewire_api::v1::server_message::Message as FromServer;
 use stagewire_api::v1::worker_message::Message as ToServer;
 use stagewire_api::{PROTOCOL, RunDir, host_id, v1};
+use stagewire_sched::Limits;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
@@ -308,5 +312,44 @@ async fn a_worker_whose_stream_broke_comes_back_to_its_attempt() {
         pipeline["workers"][0]["state"], "ready",
         "the end of the first stream is not the worker's"
     );
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_falls_silent_is_away() {
+    let site = Site::new();
+    let grant = Duration::from_millis(250);
+    let limits = Limits {
+        grant,
+        ..Limits::default()
+    };
+    let api = site.start_with(limits).await;
+    let [silent, idle] = ["silent", "idle"].map(|name| v1::Hello {
+        name: name.to_owned(),
+        ..hello()
+    });
+    let (mut silent, welcome) = Stream::attach(&api, &site, silent).await.unwrap();
+    let (idle, _) = Stream::attach(&api, &site, idle).await.unwrap();
+    let mut renewals = tokio::time::interval(Duration::from_millis(welcome.renew_interval_ms));
+    let renewing = async {
+        loop {
+            renewals.tick().await;
+            idle.say(ToServer::Renew(v1::Renew::default())).await;
+        }
+    };
+    let away = until("the silent one to be away", || async {
+        let (_, pipeline) = api.get("/v1/pipeline").await;
+        let workers = pipeline["workers"].as_array()?.iter();
+        let states: BTreeMap<_, _> = workers
+            .map(|worker| (worker["name"].as_str().unwrap().to_owned(), worker["state"].clone()))
+            .collect();
+        (states["silent"] == "away").then_some(states)
+    });
+    let states = tokio::select! {
+        states = away => states,
+        () = renewing => unreachable!("it renews for ever"),
+    };
+    assert_eq!(states["idle"], "ready", "an empty renewal is a sign of life");
+    assert!(matches!(silent.next().await, Ok(None) | Err(_)), "it can attach again");
     api.stop().await;
 }

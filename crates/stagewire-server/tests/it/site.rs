@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
+use stagewire_sched::Limits;
 use stagewire_server::{Config, RunDir, Server, ServerOptions};
 use tempfile::TempDir;
 
@@ -85,7 +86,13 @@ impl Site {
     }
 
     pub(crate) async fn start(&self) -> Api {
-        let server = Server::start(self.options()).await.unwrap();
+        self.start_with(Limits::default()).await
+    }
+
+    pub(crate) async fn start_with(&self, limits: Limits) -> Api {
+        let mut options = self.options();
+        options.limits = limits;
+        let server = Server::start(options).await.unwrap();
         let url = format!("http://{}", server.http_addr());
         Api {
             server: Some(server),
