@@ -327,11 +327,25 @@ impl Reader {
     }
 
     async fn take(&self, message: Message) -> Result<(), stagewire_api::WireError> {
-        match read(self.worker, message)? {
+        match read(self.worker, message, &self.inner.options.stages)? {
             Said::Inputs(inputs) => {
                 for input in inputs {
                     self.inner.driver.tell(input).await;
                 }
+            }
+            Said::Refused { token, failure } => {
+                let worker = self.worker;
+                tracing::warn!(%worker, %token, %failure, "a worker says what cannot be");
+                let lost = None;
+                let refused = super::message::refused(token, failure.clone());
+                self.inner.workers.send(worker, refused);
+                let failed = Input::Failed {
+                    worker,
+                    token,
+                    failure,
+                    lost,
+                };
+                self.inner.driver.tell(failed).await;
             }
             Said::Result {
                 token,

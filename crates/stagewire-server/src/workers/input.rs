@@ -2,17 +2,23 @@
 
 use stagewire_api::v1::worker_message::Message;
 use stagewire_api::{WireError, v1};
-use stagewire_core::{ByteCount, ErrorClass, Failure, Handover, Incarnation, PayloadId, Token};
+use stagewire_core::{ByteCount, Chunking, ErrorClass, Failure, Handover, Incarnation, PayloadId, StageName, Token};
 use stagewire_sched::{Input, PayloadInfo};
 use uuid::Uuid;
 
 /// Longest unit of progress, in bytes; more is cut.
 const UNIT: usize = 32;
+/// Longest path of a hand-over, in bytes; more is cut.
+const PATH: usize = 32;
+/// Most bytes that one payload can have: sums of as many of them as a server may know fit into 64 bits.
+const LARGEST: ByteCount = ByteCount(1 << 40);
 
 /// What follows from a message.
 pub(super) enum Said {
     /// These, at once.
     Inputs(Vec<Input>),
+    /// The attempt cannot go on: its worker says what cannot be.
+    Refused { token: Token, failure: Failure },
     /// The result of a last stage has to be fetched first.
     Result {
         token: Token,
@@ -46,11 +52,51 @@ fn progress(progress: v1::Progress) -> stagewire_core::Progress {
     progress
 }
 
-/// Reads one message.
+/// Why a payload cannot be what its worker says.
+fn impossible(payload: &v1::Payload) -> Option<Failure> {
+    let (chunks, nbytes) = (payload.chunks, ByteCount(payload.nbytes));
+    let possible = (1..=Chunking::MAX).contains(&chunks) && nbytes <= LARGEST;
+    (!possible).then(|| {
+        let message = format!(
+            "the worker published {chunks} chunks of {nbytes} in total; a payload has 1 to {} chunks and at most \
+             {LARGEST}. Does the worker run the same version of Stagewire as the server?",
+            Chunking::MAX
+        );
+        Failure::new(ErrorClass::Internal, "protocol.malformed", message)
+    })
+}
+
+/// Hand-overs are for people: one that cannot have happened is left out, and harms nobody.
+fn handovers(
+    worker: Incarnation,
+    handovers: Vec<v1::Handover>,
+    stages: &[StageName],
+) -> Result<Vec<Handover>, WireError> {
+    let mut kept = Vec::with_capacity(handovers.len());
+    for handover in handovers {
+        let mut handover = Handover::try_from(handover)?;
+        let possible = stages.contains(&handover.from)
+            && handover.chunk < handover.chunks
+            && handover.chunks <= Chunking::MAX
+            && handover.nbytes <= LARGEST.0
+            && handover.begin <= handover.end;
+        if !possible {
+            tracing::warn!(%worker, ?handover, "a worker reports a hand-over that cannot have happened");
+            continue;
+        }
+        if handover.path.len() > PATH {
+            handover.path = handover.path.chars().take(PATH / 4).collect();
+        }
+        kept.push(handover);
+    }
+    Ok(kept)
+}
+
+/// Reads one message of a worker of a pipeline with these stages. Nothing in what it returns is larger than can be.
 ///
 /// # Errors
 /// [`WireError`] where it is not what the protocol says; the stream is ended then.
-pub(super) fn read(worker: Incarnation, message: Message) -> Result<Said, WireError> {
+pub(super) fn read(worker: Incarnation, message: Message, stages: &[StageName]) -> Result<Said, WireError> {
     let one = |input| Ok(Said::Inputs(vec![input]));
     match message {
         Message::Hello(_) => Err(WireError::Missing {
@@ -78,9 +124,13 @@ pub(super) fn read(worker: Incarnation, message: Message) -> Result<Said, WireEr
         }
         Message::Published(published) => {
             let payload = published.payload.ok_or(WireError::Missing { field: "payload" })?;
+            let token = token(published.token)?;
+            if let Some(failure) = impossible(&payload) {
+                return Ok(Said::Refused { token, failure });
+            }
             one(Input::Published {
                 worker,
-                token: token(published.token)?,
+                token,
                 payload: PayloadInfo {
                     id: payload_id("payload.id", &payload.id)?,
                     nbytes: ByteCount(payload.nbytes),
@@ -92,8 +142,7 @@ pub(super) fn read(worker: Incarnation, message: Message) -> Result<Said, WireEr
         }
         Message::Completed(completed) => {
             let token = token(completed.token)?;
-            let handovers = completed.handovers.into_iter().map(Handover::try_from);
-            let handovers = handovers.collect::<Result<_, _>>()?;
+            let handovers = handovers(worker, completed.handovers, stages)?;
             match completed.result {
                 None => one(Input::Completed {
                     worker,
@@ -121,5 +170,67 @@ pub(super) fn read(worker: Incarnation, message: Message) -> Result<Said, WireEr
             worker,
             token: stopped.try_into()?,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stagewire_core::{Attempt, Epoch, JobId, Timestamp, TransferMode};
+
+    use super::*;
+
+    fn handover() -> Handover {
+        Handover {
+            payload: PayloadId(Uuid::from_u128(1)),
+            from: StageName::new("encode").unwrap(),
+            chunk: 2,
+            chunks: 3,
+            nbytes: 7,
+            mode: TransferMode::P2p,
+            path: "shm".to_owned(),
+            begin: Timestamp(5),
+            end: Timestamp(5),
+        }
+    }
+
+    fn kept(handovers: Vec<Handover>) -> Vec<Handover> {
+        let completed = v1::Completed {
+            token: Some(v1::Token::from(Token {
+                epoch: Epoch(1),
+                job: JobId(Uuid::from_u128(2)),
+                attempt: Attempt(1),
+            })),
+            result: None,
+            handovers: handovers.into_iter().map(v1::Handover::from).collect(),
+        };
+        let worker = Incarnation(Uuid::from_u128(3));
+        match read(worker, Message::Completed(completed), &[handover().from]) {
+            Ok(Said::Inputs(inputs)) => match &inputs[..] {
+                [Input::Completed { handovers, .. }] => handovers.clone(),
+                other => panic!("{other:?}"),
+            },
+            _ => panic!("a completion is an input"),
+        }
+    }
+
+    #[test]
+    fn a_handover_that_cannot_have_happened_is_left_out() {
+        let cases: [fn(&mut Handover); 5] = [
+            |wrong| wrong.from = StageName::new("elsewhere").unwrap(),
+            |wrong| wrong.chunk = 3,
+            |wrong| (wrong.chunk, wrong.chunks) = (u32::MAX - 1, u32::MAX),
+            |wrong| wrong.nbytes = u64::MAX,
+            |wrong| wrong.begin = Timestamp(6),
+        ];
+        for change in cases {
+            let mut wrong = handover();
+            change(&mut wrong);
+            assert_eq!(kept(vec![wrong.clone(), handover()]), [handover()], "{wrong:?}");
+        }
+        let long = Handover {
+            path: "x".repeat(1000),
+            ..handover()
+        };
+        assert_eq!(kept(vec![long])[0].path.len(), PATH / 4);
     }
 }

@@ -353,3 +353,37 @@ async fn a_worker_that_falls_silent_is_away() {
     assert!(matches!(silent.next().await, Ok(None) | Err(_)), "it can attach again");
     api.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_cannot_be_fails_its_attempt() {
+    let site = Site::new();
+    let api = site.start().await;
+    let (mut stream, _) = Stream::attach(&api, &site, hello()).await.unwrap();
+    for (nbytes, chunks) in [(u64::MAX, 1), (1, 0), (1, u32::MAX)] {
+        let job = api.submit("a").await;
+        let token = stream.offer().await.token.unwrap();
+        stream.say(ToServer::Accept(token.clone())).await;
+        assert_eq!(stream.next().await.unwrap(), Some(FromServer::Grant(token.clone())));
+        let payload = v1::Payload {
+            id: Uuid::new_v4().as_bytes().to_vec(),
+            nbytes,
+            chunks,
+            ..v1::Payload::default()
+        };
+        stream
+            .say(ToServer::Published(v1::Published {
+                token: Some(token.clone()),
+                payload: Some(payload),
+            }))
+            .await;
+        match stream.next().await.unwrap() {
+            Some(FromServer::Refused(refused)) => assert_eq!(refused.token, Some(token.clone())),
+            other => panic!("instead of a refusal: {other:?}"),
+        }
+        assert_eq!(stream.next().await.unwrap(), Some(FromServer::Accepted(token)));
+        let shown = api.until(&job, &["failed"]).await;
+        assert_eq!(shown["failure"]["reason"], "protocol.malformed");
+    }
+    assert_eq!(api.get("/v1/stats").await.1["live_payload_bytes"], 0);
+    api.stop().await;
+}
