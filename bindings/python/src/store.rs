@@ -12,9 +12,6 @@ use crate::connector::stats;
 use crate::error::{invalid, raise_from};
 use crate::runtime::wait;
 
-/// Shared memory beyond the bound of the store: what rounding and pieces between payloads may cost.
-const SLACK: u64 = 64 << 20;
-
 /// Keeps payloads apart from the processes that made them.
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct HostStore {
@@ -28,7 +25,7 @@ impl HostStore {
     fn new(py: Python<'_>, run_dir: std::path::PathBuf, capacity: u64) -> PyResult<Self> {
         let role = StageName::new("store").expect("the name is allowed");
         let options = ConnectorOptions {
-            arena_limit: ByteCount(capacity.saturating_add(SLACK)),
+            arena_limit: stagewire_store::HostStore::arena_limit(ByteCount(capacity)),
             ..ConnectorOptions::new(run_dir, role)
         };
         let started = wait(py, async {

@@ -7,9 +7,6 @@ use stagewire_connector::{Connector, ConnectorOptions, StartError, StoreService}
 use stagewire_core::{ByteCount, PayloadId, StageName, Token};
 use stagewire_store::{HostStore, Store, TokenGate, Usage};
 
-/// Shared memory beyond the bound of the store: what rounding and pieces between payloads may cost.
-const SLACK: u64 = 64 << 20;
-
 /// The server as a holder of payloads. What it holds dies with it: the scheduler then has it made again.
 #[derive(Debug)]
 pub(crate) struct StoreHost {
@@ -23,7 +20,7 @@ impl StoreHost {
     pub(crate) async fn start(run_dir: &RunDir, limit: ByteCount) -> Result<Self, StartError> {
         let role = StageName::new("store").expect("the name is allowed");
         let mut options = ConnectorOptions::new(run_dir.path(), role);
-        options.arena_limit = ByteCount(limit.0.saturating_add(SLACK));
+        options.arena_limit = HostStore::arena_limit(limit);
         let connector = Connector::start(options).await?;
         let store = HostStore::new(connector.host(), limit, Arc::new(TokenGate::closed()));
         let service = StoreService::serve(&connector, store);

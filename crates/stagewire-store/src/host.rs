@@ -6,18 +6,25 @@ mod rooms;
 use std::fmt;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
-use stagewire_transfer::{Host, Transport};
+use stagewire_transfer::{ArenaError, Host, Transport};
 use tokio::runtime;
 
 use crate::gate::same_job;
 use crate::{Draft, NewObject, Object, ObjectState, Store, StoreError, TokenGate, Usage};
-use draft::{HostDraft, Part};
+use draft::HostDraft;
 use index::{Index, Slot};
 use object::HostObject;
-use rooms::Rooms;
+use rooms::{Rooms, in_pages};
+
+/// Shared memory beyond the bound of a store: what lies between payloads, too small for the next one, and copies into
+/// aborted drafts that still run.
+const SLACK: u64 = 64 << 20;
+/// Pause before the arena is asked again where there is room in the books but none in one piece.
+const ARENA_PAUSE: Duration = Duration::from_millis(5);
 
 /// A store in the shared memory of this process: readers map it or copy out of it. It ends with the process.
 ///
@@ -49,7 +56,13 @@ impl fmt::Debug for HostStore {
 }
 
 impl HostStore {
-    /// A store of at most `limit` bytes in the arena of `host`. `gate` says who may write and delete.
+    /// The arena that a store of at most `limit` bytes needs.
+    pub const fn arena_limit(limit: ByteCount) -> ByteCount {
+        ByteCount(limit.0.saturating_add(SLACK))
+    }
+
+    /// A store of at most `limit` bytes, in whole pages for each part, in the arena of `host`: see
+    /// [`HostStore::arena_limit`]. `gate` says who may write and delete.
     ///
     /// # Panics
     /// Where it is not called on a tokio runtime.
@@ -97,7 +110,7 @@ impl Store for HostStore {
         let payload = object.payload;
         let fenced = |source| StoreError::Fenced { payload, source };
         self.inner.gate.check(object.token).map_err(fenced)?;
-        let wanted = object.nbytes();
+        let wanted = in_pages(&object.parts);
         let limit = self.inner.rooms.limit();
         if wanted > limit {
             return Err(StoreError::TooLarge { payload, wanted, limit });
@@ -124,19 +137,16 @@ impl Store for HostStore {
         };
         // From here on the draft gives key and room back when it is dropped.
         let mut draft = HostDraft::new(Arc::clone(&self.inner), payload, object.token, room);
-        for nbytes in object.parts {
-            let part = match nbytes {
-                ByteCount(0) => Part::Empty,
-                ByteCount(len) => {
-                    let extent = self.inner.host.arena().allocate(len);
-                    Part::Extent(extent.map_err(|source| StoreError::Arena {
-                        payload,
-                        wanted,
-                        source,
-                    })?)
-                }
-            };
-            draft.push(part);
+        while let Err(source) = draft.allocate(&object.parts) {
+            // The pieces that are free may be too small, or belong to a copy into an aborted draft that still runs.
+            let full = matches!(source, ArenaError::Exhausted { .. });
+            if !full || tokio::time::timeout(ARENA_PAUSE, late.as_mut()).await.is_ok() {
+                return Err(StoreError::Arena {
+                    payload,
+                    wanted,
+                    source,
+                });
+            }
         }
         Ok(Box::new(draft))
     }

@@ -9,7 +9,8 @@
 //!
 //! *Guarantees.* An object is readable only when it is complete, and never changes after. Put-if-absent is truthful:
 //! of several writers of one key exactly one gets it, and the others are told. The bytes of all objects stay under the
-//! bound, those included that are deleted but still read; an error about space says what holds it.
+//! bound, in whole pages for each part, those included that are deleted but still read; an error about space says what
+//! holds it.
 //!
 //! *Non-guarantees.* A copy into an aborted draft may run on for a moment; its pages are free only then, although the
 //! store's books already show them as free. The arena's own bound holds all the same.

@@ -31,11 +31,6 @@ impl NewObject {
             wait: Duration::ZERO,
         }
     }
-
-    /// Bytes of all parts, saturating.
-    pub fn nbytes(&self) -> ByteCount {
-        ByteCount(self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
-    }
 }
 
 /// A place that keeps payloads apart from the processes that made them.

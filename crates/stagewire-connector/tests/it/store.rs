@@ -158,8 +158,8 @@ async fn chunks_that_are_still_computed_are_waited_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_store_refuses_and_the_payload_stays_with_its_producer() {
-    let mut three = Three::new(ByteCount(1000), false).await;
-    let bundle = Bundle::one(&[150]);
+    let mut three = Three::new(ByteCount(5 * 4096), false).await;
+    let bundle = Bundle::one(&[3000]);
     let first = three.producer.publish(&bundle, Owner::Orchestrator).await;
     let stored = three.put(&first, None).await;
     let other = bundle.clone().seeded(2);
@@ -177,7 +177,7 @@ async fn a_full_store_refuses_and_the_payload_stays_with_its_producer() {
             failure.details["used_bytes"].as_str(),
             failure.details["limit_bytes"].as_str()
         ),
-        ("600", "1000")
+        ("12288", "20480")
     );
     assert!(
         failure.message.contains(&first.payload.to_string()),
@@ -200,7 +200,7 @@ async fn a_full_store_refuses_and_the_payload_stays_with_its_producer() {
     let stored = three.put(&second, None).await;
     three.fetch(&other, &stored).await;
 
-    let large = three.producer.publish(&Bundle::one(&[251]), Owner::Orchestrator).await;
+    let large = three.producer.publish(&Bundle::one(&[5121]), Owner::Orchestrator).await;
     let failure = three.producer.refused(put(&large, None, PATIENCE)).await;
     assert_eq!(failure.reason, "store.too_large");
 }

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use stagewire_core::{PayloadId, Token};
-use stagewire_transfer::{Extent, ExtentMut, Memory, RegisterOptions, Target};
+use stagewire_core::{ByteCount, PayloadId, Token};
+use stagewire_transfer::{ArenaError, Extent, ExtentMut, Memory, RegisterOptions, Target};
 
 use super::Inner;
 use super::object::HostObject;
@@ -41,8 +41,15 @@ impl HostDraft {
         }
     }
 
-    pub(super) fn push(&mut self, part: Part) {
-        self.parts.push(part);
+    /// Gets memory for every part, or for none.
+    pub(super) fn allocate(&mut self, parts: &[ByteCount]) -> Result<(), ArenaError> {
+        let arena = self.inner.host.arena();
+        let allocate = |part: &ByteCount| match part.0 {
+            0 => Ok(Part::Empty),
+            len => arena.allocate(len).map(Part::Extent),
+        };
+        self.parts = parts.iter().map(allocate).collect::<Result<_, _>>()?;
+        Ok(())
     }
 
     fn part(&mut self, part: usize) -> Result<&mut Part, StoreError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use stagewire_core::{PayloadId, Token};
 
 use super::object::HostObject;
-use super::rooms::{Room, Rooms};
+use super::rooms::{Room, Rooms, in_pages};
 use crate::{NewObject, Object, StoreError};
 
 /// What stands under each key.
@@ -36,7 +36,7 @@ impl Index {
             let sealed = matches!(slot, Slot::Sealed(_));
             return Err(StoreError::Exists { payload, sealed });
         }
-        let Some(room) = rooms.take(payload, object.nbytes()) else {
+        let Some(room) = rooms.take(payload, in_pages(&object.parts)) else {
             return Ok(None);
         };
         let (serial, token) = (room.serial(), object.token);

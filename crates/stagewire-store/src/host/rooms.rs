@@ -6,6 +6,15 @@ use tokio::sync::watch;
 
 use crate::{Holding, ObjectState, Usage};
 
+/// The arena takes whole pages of this size, so that rooms do.
+const PAGE: u64 = 4096;
+
+/// Room for these parts, each in pages of its own, saturating.
+pub(super) fn in_pages(parts: &[ByteCount]) -> ByteCount {
+    let page = |part: &ByteCount| part.0.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+    ByteCount(parts.iter().map(page).fold(0, u64::saturating_add))
+}
+
 /// Who holds how many of a bounded number of bytes.
 #[derive(Debug)]
 pub(super) struct Rooms {
@@ -103,6 +112,14 @@ impl Drop for Room {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_part_has_pages_of_its_own() {
+        let room = |parts: &[u64]| in_pages(&parts.iter().copied().map(ByteCount).collect::<Vec<_>>()).0;
+        assert_eq!(room(&[]), 0);
+        assert_eq!(room(&[0, 1, PAGE, PAGE + 1]), 4 * PAGE);
+        assert_eq!(room(&[u64::MAX, 1]), u64::MAX);
+    }
 
     #[test]
     fn room_is_bounded_and_comes_back() {

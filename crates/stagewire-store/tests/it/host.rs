@@ -81,7 +81,7 @@ async fn the_host_store_checks_tokens() {
 #[tokio::test]
 async fn a_deleted_object_counts_until_the_last_pin_of_another_process_ends() {
     let world = World::new().await;
-    let store = world.store(ByteCount(1000), TokenGate::open());
+    let store = world.store(ByteCount(4096), TokenGate::open());
     let mut draft = store
         .create(NewObject::new(id(1), [ByteCount(1000)]))
         .await
@@ -127,7 +127,7 @@ async fn a_deleted_object_counts_until_the_last_pin_of_another_process_ends() {
 #[tokio::test]
 async fn drafts_are_pulled_into_and_sealed_only_when_every_byte_came() {
     let world = World::new().await;
-    let store = world.store(ByteCount(1000), TokenGate::open());
+    let store = world.store(ByteCount(4096), TokenGate::open());
     let producer = start(&world.dir).await;
     let mut source = producer.arena().allocate(100).expect("room");
     source.fill(9);
@@ -171,7 +171,7 @@ async fn drafts_are_pulled_into_and_sealed_only_when_every_byte_came() {
 #[tokio::test]
 async fn a_draft_with_a_target_in_use_is_not_sealed() {
     let world = World::new().await;
-    let store = world.store(ByteCount(1000), TokenGate::open());
+    let store = world.store(ByteCount(4096), TokenGate::open());
     let mut draft = store
         .create(NewObject::new(id(1), [ByteCount(0), ByteCount(10)]))
         .await
@@ -183,4 +183,51 @@ async fn a_draft_with_a_target_in_use_is_not_sealed() {
     let _target = draft.target(1).expect("it has bytes");
     assert!(draft.seal().await.is_err());
     assert!(store.get(id(1)).await.is_err());
+}
+
+#[tokio::test]
+async fn the_books_show_what_the_arena_gave() {
+    let world = World::new().await;
+    let store = world.store(ByteCount(1 << 20), TokenGate::open());
+    let mut drafts = Vec::new();
+    for n in 0..64 {
+        let parts = [1, 0, 4096, 4097].map(ByteCount);
+        drafts.push(store.create(NewObject::new(id(n), parts)).await.expect("room"));
+    }
+    assert_eq!(store.usage().used(), ByteCount(1 << 20));
+    assert_eq!(world.host.stats().allocated_bytes, 1 << 20);
+    let full = store.create(NewObject::new(id(64), [ByteCount(1)])).await;
+    assert!(matches!(full, Err(StoreError::Exhausted { .. })), "{full:?}");
+}
+
+#[tokio::test]
+async fn a_writer_waits_for_an_arena_that_is_full() {
+    let world = World::new().await;
+    let store = world.store(ByteCount(1 << 20), TokenGate::open());
+    let arena = world.host.arena();
+    let most = arena.allocate(arena.limit().0 - 4096).expect("all but a page");
+    let parts = [ByteCount(1), ByteCount(1)];
+    let hasty = store.create(NewObject::new(id(1), parts)).await;
+    assert!(matches!(hasty, Err(StoreError::Arena { .. })), "{hasty:?}");
+    assert_eq!(
+        store.usage().used(),
+        ByteCount(0),
+        "a draft without memory kept its room"
+    );
+
+    let mut patient = NewObject::new(id(1), parts);
+    patient.wait = Duration::from_secs(20);
+    let (draft, ()) = tokio::join!(store.create(patient), async {
+        // It has the room of its draft, and waits for the arena.
+        while store.usage().drafts.objects == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(
+            world.host.stats().allocated_bytes,
+            arena.limit().0 - 4096,
+            "a part alone"
+        );
+        drop(most);
+    });
+    draft.expect("there is room now");
 }
