@@ -178,7 +178,7 @@ def test_large_payloads(up: Deployment) -> None:
         ("memory", errors.Exhausted, "stage 'encode' raised MemoryError"),
         ("type", errors.Invalid, "stage 'encode' returned a int: a stage that another one follows returns"),
         ("result", errors.Invalid, "stage 'encode' returned a Result: a stage that another one follows returns"),
-        ("narrow", errors.Invalid, r"cannot cut dimension 1 of shape \[2, 2, 1\] into 3 chunks: it has 2 elements"),
+        ("empty", errors.Invalid, r"cannot cut dimension 1 of shape \[2, 0, 1\] into .*: it has 0 elements"),
         ("last", errors.Invalid, "last stage 'decode' returned a dict: return stagewire.Result"),
     ],
 )

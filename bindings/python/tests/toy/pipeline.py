@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import stagewire
 
+BIG = 1 << 100
+"""More than a 64-bit integer or a float can keep."""
+
 
 def load() -> dict[str, Any]:
     """What a model would be: something that knows which thread uses it."""
@@ -31,9 +34,8 @@ def encode(ctx: stagewire.Context) -> Any:
     if wrong == "result":
         return stagewire.Result({})
     prompt = np.frombuffer(ctx.params["prompt"].encode(), dtype=np.uint8)
-    return stagewire.Payload(
-        {"prompt": prompt, "none": None}, metadata={"prompt": ctx.params["prompt"]}, kind="embedding"
-    )
+    metadata = {"prompt": ctx.params["prompt"], "big": BIG}
+    return stagewire.Payload({"prompt": prompt, "none": None}, metadata=metadata, kind="embedding")
 
 
 @stagewire.stage("denoise")
@@ -41,15 +43,16 @@ def denoise(ctx: stagewire.Context) -> Any:
     """A tensor `[2, 7, size]` of int32 that depends on the prompt alone."""
     given = ctx.input.fetch(framework="numpy")
     assert given["none"] is None
+    assert list(ctx.input.metadata.items()) == [("prompt", ctx.params["prompt"]), ("big", BIG)]
     for step in range(ctx.params["steps"]):
         if ctx.params["nap"]:
             time.sleep(ctx.params["nap"])
         ctx.progress(step + 1, ctx.params["steps"])
-    if ctx.params["wrong"] == "narrow":
-        return {"latents": np.zeros((2, 2, 1), dtype=np.int32)}
+    if ctx.params["wrong"] == "empty":
+        return {"latents": np.zeros((2, 0, 1), dtype=np.int32)}
     seed = int(given["prompt"].sum())
     latents = np.random.default_rng(seed).integers(0, 1 << 30, (2, 7, ctx.params["size"]), dtype=np.int32)
-    return stagewire.Payload({"latents": latents}, metadata=ctx.input.metadata, kind="latent")
+    return stagewire.Payload({"latents": latents}, metadata={"prompt": ctx.params["prompt"]}, kind="latent")
 
 
 @stagewire.stage("decode", setup=load, setup_per_slot=True)
