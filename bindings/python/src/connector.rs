@@ -176,7 +176,7 @@ pub(crate) fn seconds(py: Python<'_>, given: Option<f64>) -> PyResult<Option<Dur
     Duration::try_from_secs_f64(given).map(Some).map_err(|_| {
         invalid(
             py,
-            "deadline",
+            "argument.seconds",
             format!("{given} s is no deadline: it must be 0 or more"),
         )
     })

@@ -45,7 +45,7 @@ mod _native {
         let parsed = text.parse::<ByteCount>();
         parsed
             .map(|bytes| bytes.0)
-            .map_err(|error| super::error::invalid(py, "bytes", error.to_string()))
+            .map_err(|error| super::error::invalid(py, "argument.bytes", error.to_string()))
     }
 
     /// Writes what the crates log to stderr: warnings, or what `RUST_LOG` asks for, such as `stagewire=debug`.

@@ -372,6 +372,9 @@ def test_wrong_destinations_name_both_values(run_dir: Path) -> None:
             conn.consume(bundle, dst={"a": [torch.zeros(1)], "n": None})
         with pytest.raises(errors.Invalid, match="the payload a bundle of a, n"):
             conn.consume(bundle, dst=torch.zeros(1))
+        with pytest.raises(errors.Invalid) as caught:
+            conn.consume(handle, dst={"x": torch.zeros(2, 3)})
+        assert caught.value.reason == "consume.destination"
         assert conn.stats()["consumers"] == 0
         conn.release(handle)
         conn.release(bundle)
@@ -407,12 +410,18 @@ def test_wrong_connectors(run_dir: Path) -> None:
         DiffusionConnector("a", "auto", run_dir=run_dir)  # type: ignore[arg-type]
     with pytest.raises(errors.Invalid, match='"A" is not a name'):
         DiffusionConnector("A", run_dir=run_dir)
-    with pytest.raises(errors.Invalid, match="is not a number of bytes"):
+    with pytest.raises(errors.Invalid, match="is not a number of bytes") as size:
         DiffusionConnector("a", run_dir=run_dir, arena_bytes="lots")
+    assert size.value.reason == "argument.bytes"
     with pytest.raises(errors.Invalid, match="deadline is -1"):
         DiffusionConnector("a", run_dir=run_dir, deadline=-1)
     with pytest.raises(errors.Invalid, match="shorter run directory"):
         DiffusionConnector("a", run_dir=run_dir / ("x" * 120))
+    with DiffusionConnector("a", run_dir=run_dir) as conn:
+        handle = conn.publish(StagePayload(request_id="r", tensor=torch.zeros(1)))
+        with pytest.raises(errors.Invalid, match="-1 s is no deadline") as seconds:
+            conn.fetch(handle, deadline=-1)
+        assert seconds.value.reason == "argument.seconds"
 
 
 def test_a_payload_larger_than_the_arena(run_dir: Path) -> None:

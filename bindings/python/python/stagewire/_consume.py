@@ -31,13 +31,13 @@ class Destinations:
             have = ", ".join(name for name, _ in handle.entries)
             raise Invalid(
                 f"dst is a {type(bundle).__name__}, the payload a bundle of {have}: give a mapping of the same names",
-                reason="consume.dst",
+                reason="consume.destination",
             )
         given, expected = dict(bundle), dict(handle.entries)
         if set(given) != set(expected):
             raise Invalid(
                 f"dst has the names {sorted(given)}, the payload has {sorted(expected)}",
-                reason="consume.dst",
+                reason="consume.destination",
                 details={"dst": str(sorted(given)), "payload": str(sorted(expected))},
             )
         for name, spec in handle.entries:
@@ -49,7 +49,8 @@ class Destinations:
                 if items is None or len(items) != len(spec):
                     found = type(value).__name__ if items is None else f"list of {len(items)}"
                     raise Invalid(
-                        f"dst {name!r} is a {found}, the payload has a list of {len(spec)}", reason="consume.dst"
+                        f"dst {name!r} is a {found}, the payload has a list of {len(spec)}",
+                        reason="consume.destination",
                     )
                 for index, (item, one) in enumerate(zip(items, spec, strict=True)):
                     self.tensors.append(_checked(f"{name}[{index}]", item, one))
@@ -69,15 +70,15 @@ def _checked(name: str, value: Any, spec: Spec) -> Tensor:
         if found != expected:
             raise Invalid(
                 f"dst {name!r} has {what} {found}, the payload has {expected}",
-                reason="consume.dst",
+                reason="consume.destination",
                 details={"tensor": name, "found": str(found), "expected": str(expected)},
             )
     if tensor.read_only:
-        raise Invalid(f"dst {name!r} is read-only", reason="consume.dst", details={"tensor": name})
+        raise Invalid(f"dst {name!r} is read-only", reason="consume.destination", details={"tensor": name})
     if not tensor.contiguous:
         raise Invalid(
             f"dst {name!r} is not contiguous: its strides are {list(tensor.strides)} elements",
-            reason="consume.dst",
+            reason="consume.destination",
             details={"tensor": name, "strides": str(list(tensor.strides))},
         )
     return tensor

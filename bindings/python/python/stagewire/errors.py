@@ -1,6 +1,6 @@
 """The exceptions of Stagewire: one class for each class of error.
 
-Every exception carries ``reason``, a key such as ``payload.lost`` that programs compare, and ``details``, the values
+Every exception carries ``reason``, a key such as ``peer.lost`` that programs compare, and ``details``, the values
 that the message shows, by name. Where Python has a built-in exception of the same meaning, the class derives from it
 too: ``except TimeoutError`` catches `Deadline`.
 """
@@ -39,7 +39,7 @@ class StagewireError(Exception):
     Attributes:
         error_class: Name of the class as it stands in JSON, such as ``not_found``.
         message: What happened, to what, and what to do.
-        reason: Key of the reason, such as ``payload.lost``.
+        reason: Key of the reason, such as ``peer.lost``.
         details: Values by name.
     """
 
