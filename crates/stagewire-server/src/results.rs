@@ -1,7 +1,7 @@
 //! From the result payload of a last stage to files that are safe, and only then to a completion.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +9,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use stagewire_api::v1;
 use stagewire_connector::{Connector, ConsumeError, ConsumeOptions};
-use stagewire_core::{Classify, ErrorClass, Failure, Handle, HandleError, Handover, Incarnation, Token};
+use stagewire_core::{
+    ByteCount, Classify, ErrorClass, Failure, Handle, HandleError, Handover, Incarnation, Manifest, Token,
+};
 use stagewire_sched::{Input, Phase, ResultInfo};
 use tokio::sync::Semaphore;
 
@@ -19,8 +21,10 @@ use crate::workers::Workers;
 
 /// How long the bytes of a result may take to come.
 const FETCH: Duration = Duration::from_secs(30);
-/// Results that are fetched at once: this bounds the memory that they take.
+/// Results that are fetched at once. Together with [`LARGEST`] this bounds the memory that they take.
 const AT_ONCE: usize = 4;
+/// Most bytes that all files of one result may have.
+const LARGEST: ByteCount = ByteCount(1 << 30);
 /// Media type of a file whose stage names none, or none that is one.
 const UNKNOWN_TYPE: &str = "application/octet-stream";
 /// Longest name of a file, in characters.
@@ -59,17 +63,22 @@ enum ResultError {
         described: usize,
         found: usize,
     },
+    #[error(
+        "the files of the result of {token} have {} bytes, and the server keeps at most {} of one result; write larger \
+         files to a place of their own and return where they are", .nbytes.0, LARGEST.0
+    )]
+    TooLarge { token: Token, nbytes: ByteCount },
     #[error("cannot fetch the result of {token}")]
     Fetch { token: Token, source: Box<ConsumeError> },
     #[error("cannot keep the result of {token}")]
-    Keep { token: Token, source: ArtefactError },
+    Keep { token: Token, source: Box<ArtefactError> },
 }
 
 impl Classify for ResultError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Handle { source, .. } => source.class(),
-            Self::Metadata { .. } | Self::Count { .. } => ErrorClass::Invalid,
+            Self::Metadata { .. } | Self::Count { .. } | Self::TooLarge { .. } => ErrorClass::Invalid,
             Self::Fetch { source, .. } => source.class(),
             Self::Keep { source, .. } => source.class(),
         }
@@ -79,6 +88,7 @@ impl Classify for ResultError {
         match self {
             Self::Handle { source, .. } => source.reason(),
             Self::Metadata { .. } | Self::Count { .. } => "result.malformed",
+            Self::TooLarge { .. } => "result.too_large",
             Self::Fetch { source, .. } => source.reason(),
             Self::Keep { source, .. } => source.reason(),
         }
@@ -91,8 +101,7 @@ pub(crate) struct Results {
     connector: Arc<Connector>,
     artefacts: Arc<Artefacts>,
     workers: Arc<Workers>,
-    /// Completions that are being worked on: a worker that reconnects repeats them.
-    busy: Mutex<BTreeSet<Token>>,
+    busy: Busy,
     turns: Semaphore,
 }
 
@@ -102,7 +111,7 @@ impl Results {
             connector,
             artefacts,
             workers,
-            busy: Mutex::default(),
+            busy: Busy::default(),
             turns: Semaphore::new(AT_ONCE),
         }
     }
@@ -116,9 +125,7 @@ impl Results {
         payload: &v1::Payload,
         handovers: Vec<Handover>,
     ) {
-        if !self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(token) {
-            return;
-        }
+        let Some(_busy) = self.busy.begin(token) else { return };
         let input = self.complete(driver, worker, token, payload, handovers).await;
         let files = match &input {
             Input::Completed {
@@ -135,7 +142,6 @@ impl Results {
             // The journal may hold the completion all the same; the next start knows.
             Err(DriveError::Stopped) => {}
         }
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&token);
     }
 
     async fn complete(
@@ -191,6 +197,7 @@ impl Results {
                 found: names.len(),
             });
         }
+        check_size(token, &handle.manifest)?;
         let _turn = self.turns.acquire().await;
         let fetch = |source| ResultError::Fetch {
             token,
@@ -215,12 +222,53 @@ impl Results {
         });
         let files = files.collect();
         drop(fetched);
+        let keep = |source| ResultError::Keep {
+            token,
+            source: Box::new(source),
+        };
         let artefacts = self.artefacts.keep(token.job, files).await;
         Ok(ResultInfo {
-            artefacts: artefacts.map_err(|source| ResultError::Keep { token, source })?,
+            artefacts: artefacts.map_err(keep)?,
             info: metadata.info.map(|info| info.to_string()).unwrap_or_default(),
         })
     }
+}
+
+/// Completions that are being worked on: a worker that reconnects repeats them.
+#[derive(Debug, Default)]
+struct Busy(Mutex<BTreeSet<Token>>);
+
+/// Ends the work on a completion when it goes, however that comes about.
+#[derive(Debug)]
+struct Work<'a> {
+    busy: &'a Busy,
+    token: Token,
+}
+
+impl Busy {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<Token>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to work on a completion; `None` where somebody does.
+    fn begin(&self, token: Token) -> Option<Work<'_>> {
+        let new = self.lock().insert(token);
+        new.then(|| Work { busy: self, token })
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.busy.lock().remove(&self.token);
+    }
+}
+
+fn check_size(token: Token, manifest: &Manifest) -> Result<(), ResultError> {
+    let nbytes = manifest.nbytes();
+    if nbytes > LARGEST {
+        return Err(ResultError::TooLarge { token, nbytes });
+    }
+    Ok(())
 }
 
 fn failure(error: &ResultError) -> Failure {
@@ -252,7 +300,55 @@ fn media_type_or_unknown(text: String) -> String {
 
 #[cfg(test)]
 mod tests {
+    use stagewire_core::{Attempt, DType, Entry, EntryValue, Epoch, JobId, PayloadKind, TensorSpec};
+
     use super::*;
+
+    fn token() -> Token {
+        Token {
+            epoch: Epoch(1),
+            job: JobId(uuid::Uuid::from_u128(2)),
+            attempt: Attempt(3),
+        }
+    }
+
+    #[test]
+    fn a_completion_is_worked_on_once_at_a_time_even_after_a_panic() {
+        let busy = Busy::default();
+        let panicked = std::panic::catch_unwind(|| {
+            let _work = busy.begin(token()).expect("nobody works on it");
+            assert!(busy.begin(token()).is_none(), "somebody works on it");
+            panic!("in the middle of the work");
+        });
+        assert!(panicked.is_err());
+        assert!(busy.begin(token()).is_some(), "nobody works on it any more");
+    }
+
+    #[test]
+    fn a_result_may_have_so_many_bytes_and_no_more() {
+        let manifest = |sizes: &[u64]| {
+            let file = |(index, size): (usize, &u64)| Entry {
+                name: format!("file-{index}"),
+                value: EntryValue::Tensor(TensorSpec::new(DType::U8, vec![*size]).unwrap()),
+            };
+            let files = sizes.iter().enumerate().map(file).collect();
+            Manifest::new(PayloadKind::Frames, files).unwrap()
+        };
+        assert!(check_size(token(), &manifest(&[LARGEST.0 - 1, 1])).is_ok());
+        let failure = check_size(token(), &manifest(&[LARGEST.0, 1]))
+            .unwrap_err()
+            .to_failure();
+        assert_eq!(
+            (failure.class, failure.reason.as_str()),
+            (ErrorClass::Invalid, "result.too_large")
+        );
+        assert!(
+            failure
+                .message
+                .contains("1073741825 bytes, and the server keeps at most 1073741824"),
+            "{failure}"
+        );
+    }
 
     #[test]
     fn only_media_types_pass_as_media_types() {
