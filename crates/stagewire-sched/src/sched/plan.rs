@@ -286,7 +286,8 @@ impl JobPlan<'_, '_> {
 
     /// Tells those who watch the job what became of it, in comparison with before.
     fn tell(&mut self, before: Option<&Job>) {
-        let ended = self.job.ended().is_some();
+        // Stages of such a job do not go back to any queue: it has said that it ends, and says how.
+        let ending = self.job.state != JobState::Active;
         for stage in self.plan.sched.topology.indices() {
             let run = self.job.run(stage);
             let old = before.map(|job| &job.run(stage).phase);
@@ -298,7 +299,7 @@ impl JobPlan<'_, '_> {
                     let handovers = self.handovers_of(stage);
                     (old.unwrap_or(new), NoticeKind::StageDone { handovers })
                 }
-                _ if ended => continue,
+                _ if ending => continue,
                 (_, new @ Phase::Running(_)) => (new, NoticeKind::Running),
                 (_, new @ Phase::Offered(_)) => (new, NoticeKind::Offered),
                 (Some(old @ (Phase::Offered(_) | Phase::Running(_) | Phase::Done { .. })), _) => {

@@ -61,6 +61,25 @@ fn a_running_job_is_cancelled_when_its_attempts_have_stopped() {
 }
 
 #[test]
+fn what_was_stopped_for_a_cancelled_job_is_not_said_to_start_again() {
+    let mut world = World::new(video());
+    let [encoder, denoiser, decoder] = ["encode", "denoise", "decode"].map(|stage| world.attach(stage, 1));
+    let job = world.submit();
+    world.run(encoder);
+    let denoising = world.accept(denoiser);
+    world.publish(denoiser, denoising);
+    assert!(
+        world.offer(decoder).is_some(),
+        "one that runs, and one that was offered"
+    );
+    world.cancel(job);
+    world.stop(denoiser, denoising);
+    let heard = world.heard(job);
+    let from = heard.iter().position(|word| word == "cancelling");
+    assert_eq!(heard[from.expect("it is cancelled")..], ["cancelling", "cancelled"]);
+}
+
+#[test]
 fn a_worker_that_does_not_stop_holds_up_no_job() {
     let mut world = World::new(topology(&["paint"], vec![]));
     let painter = world.attach("paint", 1);
