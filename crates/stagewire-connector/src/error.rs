@@ -102,15 +102,17 @@ impl Classify for PublishError {
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
 pub enum PutError {
-    #[error("payload {payload} cannot go to a store: this connector knows none")]
+    #[error(
+        "payload {payload} cannot go to a store: this connector knows none; start one, and tell the connector where it is"
+    )]
     NoStore { payload: PayloadId },
     #[error("this process does not hold payload {payload}")]
     NotHeld { payload: PayloadId },
     #[error("payload {payload}: the store cannot be talked to")]
     Link { payload: PayloadId, source: LinkError },
-    #[error("payload {payload}: the store went away before it had answered")]
+    #[error("payload {payload}: the store went away before it had answered; ask again once a store runs")]
     StoreLost { payload: PayloadId },
-    #[error("payload {payload}: the store did not answer within {waited:?}")]
+    #[error("payload {payload}: the store did not answer within {waited:?}; raise the deadline, or look at the store")]
     Deadline { payload: PayloadId, waited: Duration },
     #[error("payload {payload}: the store refused it: {failure}")]
     Refused { payload: PayloadId, failure: Failure },
@@ -174,4 +176,28 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn messages_of_puts_say_what_to_do() {
+        let payload = PayloadId(Uuid::from_u128(1));
+        let waited = Duration::from_secs(1);
+        for (error, what) in [
+            (PutError::NoStore { payload }, "start one"),
+            (PutError::StoreLost { payload }, "ask again"),
+            (PutError::Deadline { payload, waited }, "raise the deadline"),
+        ] {
+            let message = error.to_string();
+            assert!(
+                message.contains(what) && message.contains(&payload.to_string()),
+                "{message}"
+            );
+        }
+    }
 }

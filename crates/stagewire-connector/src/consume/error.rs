@@ -80,7 +80,7 @@ pub enum ConsumeError {
     PeerLost { at: Box<Place>, how: String },
     #[error("{at}: the producer failed: {failure}")]
     Failed { at: Box<Place>, failure: Failure },
-    #[error("{at}: it is gone: {why}")]
+    #[error("{at}: it is gone: {why}; it must be produced again")]
     Gone { at: Box<Place>, why: &'static str },
     #[error("{at}: another consumer is at it, and its first consumer deletes it")]
     Claimed { at: Box<Place> },
@@ -90,11 +90,13 @@ pub enum ConsumeError {
     Connect { at: Box<Place>, source: ConnectError },
     #[error("{at}: its bytes could not be moved")]
     Transfer { at: Box<Place>, source: TransferError },
-    #[error("{at}: not there within {waited:?}; its producer is alive but silent")]
+    #[error(
+        "{at}: not there within {waited:?}; its producer is alive but silent: raise the deadline, or look at the producer"
+    )]
     Deadline { at: Box<Place>, waited: Duration },
     #[error("{at}: stopped: {reason}")]
     Stopped { at: Box<Place>, reason: Failure },
-    #[error("{at}: this process's connector is closed")]
+    #[error("{at}: this process's connector is closed; make a new one")]
     Closed { at: Box<Place> },
     #[error("{at}: {message}")]
     Protocol { at: Box<Place>, message: &'static str },
@@ -203,6 +205,37 @@ impl ConsumeError {
         match self {
             Self::PeerLost { at, .. } | Self::Gone { at, .. } => Some(at.payload),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn messages_say_where_and_what_to_do() {
+        let at = || {
+            Box::new(Place {
+                request: "r".to_owned(),
+                stage: StageName::new("encode").expect("a name"),
+                payload: PayloadId(Uuid::from_u128(1)),
+                chunk: 0,
+                chunks: 3,
+                pid: 7,
+            })
+        };
+        let waited = Duration::from_secs(1);
+        let why = "nobody consumed it in time";
+        for (error, what) in [
+            (ConsumeError::Deadline { at: at(), waited }, "raise the deadline"),
+            (ConsumeError::Closed { at: at() }, "make a new one"),
+            (ConsumeError::Gone { at: at(), why }, "produced again"),
+        ] {
+            let message = error.to_string();
+            assert!(message.contains(what) && message.contains("chunk 0 of 3"), "{message}");
         }
     }
 }

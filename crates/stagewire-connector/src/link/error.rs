@@ -15,15 +15,20 @@ pub enum LinkError {
         socket: PathBuf,
         source: io::Error,
     },
-    #[error("process {pid} did not answer at {socket} within {waited:?}")]
+    #[error("process {pid} did not answer at {socket} within {waited:?}; it is stopped or overloaded: look at it")]
     Silent {
         pid: u32,
         socket: PathBuf,
         waited: Duration,
     },
-    #[error("{socket} is served by user {found}, not by user {expected}")]
+    #[error(
+        "{socket} is served by user {found}, not by user {expected}; run every process of a deployment as one user"
+    )]
     User { socket: PathBuf, found: u32, expected: u32 },
-    #[error("the process at {socket} speaks version {found} of the payload protocol, this build version {expected}")]
+    #[error(
+        "the process at {socket} speaks version {found} of the payload protocol, this build version {expected}; \
+         install the same version of Stagewire for both"
+    )]
     Version { socket: PathBuf, found: u16, expected: u16 },
     #[error("the process at {socket} is {found}, not {expected}: it was started anew")]
     Incarnation {
@@ -60,5 +65,36 @@ impl LinkError {
     /// Whether the process that held the payload is no more, and the payload with it.
     pub(crate) const fn is_lost(&self) -> bool {
         matches!(self, Self::Gone { .. } | Self::Incarnation { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_what_to_do() {
+        let socket = PathBuf::from("/run/a.ctl");
+        let silent = LinkError::Silent {
+            pid: 7,
+            socket: socket.clone(),
+            waited: Duration::from_secs(5),
+        };
+        assert!(silent.to_string().ends_with("overloaded: look at it"), "{silent}");
+        let user = LinkError::User {
+            socket: socket.clone(),
+            found: 1,
+            expected: 2,
+        };
+        assert!(user.to_string().ends_with("as one user"), "{user}");
+        let version = LinkError::Version {
+            socket,
+            found: 1,
+            expected: 2,
+        };
+        assert!(
+            version.to_string().ends_with("same version of Stagewire for both"),
+            "{version}"
+        );
     }
 }
