@@ -22,6 +22,8 @@ pub(crate) struct Index {
     pub(crate) held_by: BTreeMap<Holder, BTreeSet<PayloadId>>,
     /// Jobs that have not ended, the oldest first.
     pub(crate) active: BTreeSet<(u64, JobId)>,
+    /// Bytes of their parameters.
+    pub(crate) active_bytes: u64,
     /// Jobs that have ended, the first to end first.
     pub(crate) ended: BTreeSet<(Timestamp, JobId)>,
     /// Workers with payloads that are not published yet.
@@ -42,6 +44,7 @@ struct StageMark {
 pub(crate) struct JobMark {
     job: JobId,
     number: u64,
+    nbytes: u64,
     ended: Option<Timestamp>,
     cancel: Option<Timestamp>,
     stages: Vec<StageMark>,
@@ -82,6 +85,7 @@ impl JobMark {
         Self {
             job: job.id,
             number: job.number,
+            nbytes: job.params.len() as u64,
             ended: job.ended(),
             cancel: job.cancel_deadline(limits),
             stages: topology.indices().map(mark).collect(),
@@ -113,6 +117,7 @@ impl Index {
             payloads: BTreeMap::new(),
             held_by: BTreeMap::new(),
             active: BTreeSet::new(),
+            active_bytes: 0,
             ended: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
         }
@@ -139,16 +144,22 @@ impl Index {
         if let Some(mark) = before {
             self.timers.clear(mark.cancel, Timer::Cancel(mark.job));
             match mark.ended {
-                Some(at) => self.ended.remove(&(at, mark.job)),
-                None => self.active.remove(&(mark.number, mark.job)),
-            };
+                Some(at) => _ = self.ended.remove(&(at, mark.job)),
+                None => {
+                    self.active.remove(&(mark.number, mark.job));
+                    self.active_bytes -= mark.nbytes;
+                }
+            }
         }
         if let Some(mark) = after {
             self.timers.set(mark.cancel, Timer::Cancel(mark.job));
             match mark.ended {
-                Some(at) => self.ended.insert((at, mark.job)),
-                None => self.active.insert((mark.number, mark.job)),
-            };
+                Some(at) => _ = self.ended.insert((at, mark.job)),
+                None => {
+                    self.active.insert((mark.number, mark.job));
+                    self.active_bytes += mark.nbytes;
+                }
+            }
         }
     }
 

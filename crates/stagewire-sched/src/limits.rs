@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use stagewire_core::ByteCount;
+
 /// How long things may take and how often they may go wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -18,6 +20,8 @@ pub struct Limits {
     pub stop: Duration,
     /// Jobs that have not ended, at most.
     pub max_queued: usize,
+    /// Bytes of the parameters of jobs that have not ended, at most: they are kept in memory.
+    pub max_queued_bytes: ByteCount,
     /// Jobs that have ended and are remembered, at most; the one that ended first is forgotten first.
     pub max_ended: usize,
     /// Slots that one worker may advertise, at most.
@@ -52,6 +56,7 @@ impl Default for Limits {
             cancel: Duration::from_secs(30),
             stop: Duration::from_secs(60),
             max_queued: 10_000,
+            max_queued_bytes: ByteCount(256 << 20),
             max_ended: 10_000,
             max_slots: 1024,
             max_killed_workers: 3,

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use stagewire_core::{Classify, Epoch, ErrorClass, Incarnation, JobId, PayloadId, StageName, Token};
+use stagewire_core::{ByteCount, Classify, Epoch, ErrorClass, Incarnation, JobId, PayloadId, StageName, Token};
 
 /// Why an input changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +17,15 @@ pub enum Refusal {
     KeyConflict { key: String, job: JobId },
     #[error("{queued} jobs wait or run and {limit} are allowed; try again later")]
     QueueFull { queued: usize, limit: usize },
+    #[error(
+        "the parameters of this job have {nbytes}, those of jobs that wait or run {queued}, and {limit} are allowed; \
+         try again later"
+    )]
+    QueueBytes {
+        nbytes: ByteCount,
+        queued: ByteCount,
+        limit: ByteCount,
+    },
     #[error("the server is draining and takes no new jobs; try again once it has restarted")]
     Draining,
     #[error("job {job} has already {state}")]
@@ -79,7 +88,7 @@ impl Classify for Refusal {
             | Self::WorkerChanged { .. }
             | Self::PublishedTwice { .. }
             | Self::PayloadInUse { .. } => ErrorClass::Conflict,
-            Self::QueueFull { .. } => ErrorClass::Exhausted,
+            Self::QueueFull { .. } | Self::QueueBytes { .. } => ErrorClass::Exhausted,
             Self::Draining => ErrorClass::Unavailable,
             Self::UnknownWorker { .. } | Self::Stale { .. } => ErrorClass::Fenced,
             Self::Slots { .. } | Self::TooManyRunning { .. } | Self::NoConsumer { .. } => ErrorClass::Invalid,
@@ -92,7 +101,7 @@ impl Classify for Refusal {
             Self::UnknownJob { .. } => "job.unknown",
             Self::DuplicateJob { .. } => "job.duplicate",
             Self::KeyConflict { .. } => "job.key_conflict",
-            Self::QueueFull { .. } => "queue.full",
+            Self::QueueFull { .. } | Self::QueueBytes { .. } => "queue.full",
             Self::Draining => "server.draining",
             Self::JobEnded { .. } => "job.ended",
             Self::UnknownStage { .. } => "stage.unknown",
@@ -112,6 +121,11 @@ impl Classify for Refusal {
             Self::UnknownJob { job } | Self::DuplicateJob { job } => vec![("job", job.to_string())],
             Self::KeyConflict { key, job } => vec![("key", key.clone()), ("job", job.to_string())],
             Self::QueueFull { queued, limit } => vec![("queued", queued.to_string()), ("limit", limit.to_string())],
+            Self::QueueBytes { nbytes, queued, limit } => vec![
+                ("nbytes", nbytes.0.to_string()),
+                ("queued_bytes", queued.0.to_string()),
+                ("limit_bytes", limit.0.to_string()),
+            ],
             Self::Draining => vec![],
             Self::JobEnded { job, state } => vec![("job", job.to_string()), ("state", (*state).to_owned())],
             Self::UnknownStage { worker, stage, .. } => {

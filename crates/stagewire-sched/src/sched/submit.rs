@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use stagewire_core::{JobId, Timestamp};
+use stagewire_core::{ByteCount, JobId, Timestamp};
 
 use super::Sched;
 use super::plan::Plan;
@@ -37,6 +37,11 @@ impl Sched {
         let (queued, limit) = (self.index.active.len(), self.limits.max_queued);
         if queued >= limit {
             return Err(Refusal::QueueFull { queued, limit });
+        }
+        let nbytes = ByteCount(params.len() as u64);
+        let (queued, limit) = (ByteCount(self.index.active_bytes), self.limits.max_queued_bytes);
+        if queued.0.saturating_add(nbytes.0) > limit.0 {
+            return Err(Refusal::QueueBytes { nbytes, queued, limit });
         }
         let mut plan = Plan::new(self, now);
         let new = Job::new(&self.topology, job, self.next_number, &params, key.as_ref(), now);

@@ -1,4 +1,4 @@
-use stagewire_core::{Classify, ErrorClass, JobId};
+use stagewire_core::{ByteCount, Classify, ErrorClass, JobId};
 use stagewire_sched::{DrainScope, Effect, Input, Limits, Outcome, Refusal, ResultInfo, StageSpec, Topology};
 
 use crate::world::{World, completed, name, payload_info, topology, video};
@@ -255,4 +255,32 @@ fn a_draining_server_offers_and_accepts_nothing() {
     let painter = world.attach("paint", 1);
     world.run(painter);
     assert_eq!(world.state(waiting), "succeeded");
+}
+
+#[test]
+fn the_parameters_of_jobs_that_have_not_ended_are_bounded() {
+    let limits = Limits {
+        max_queued_bytes: ByteCount(10),
+        ..Limits::default()
+    };
+    let mut world = World::with_limits(topology(&["paint"], vec![]), limits);
+    let submit = |world: &mut World, params: &str| {
+        let job = JobId(world.id());
+        let params = params.into();
+        world.step(Input::Submit { job, params, key: None }).map(|_| job)
+    };
+    let long = submit(&mut world, r#"{"p":"x"}"#).expect("9 bytes fit");
+    let refusal = submit(&mut world, "{}").expect_err("11 bytes do not");
+    assert_eq!(
+        (refusal.class(), refusal.reason()),
+        (ErrorClass::Exhausted, "queue.full")
+    );
+    assert_eq!(refusal.details()["queued_bytes"], "9");
+    world.restart();
+    assert!(submit(&mut world, "{}").is_err(), "nor after a restart");
+    world.cancel(long);
+    for _ in 0..5 {
+        submit(&mut world, "{}").expect("the long one has ended");
+    }
+    assert!(submit(&mut world, "{}").is_err());
 }
