@@ -8,6 +8,9 @@ use stagewire_core::{Attempt, Failure, Incarnation, JobId, PayloadId, Progress, 
 
 use crate::{Holder, IdempotencyKey, PayloadInfo, ResultInfo};
 
+/// People count from 1.
+pub(crate) const FIRST_ATTEMPT: u32 = 1;
+
 /// Where a job is in its life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobState {

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use stagewire_core::{Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
-use super::{Job, JobState, Losses, Offering, Output, Phase, Running, StageRun};
+use super::{FIRST_ATTEMPT, Job, JobState, Losses, Offering, Output, Phase, Running, StageRun};
 use crate::topology::{Flow, Link, StageIndex, Topology};
 use crate::{Event, IdempotencyKey, Limits, Loss};
 
@@ -34,7 +34,7 @@ impl Job {
             submitted: at,
             state: JobState::Active,
             stages: topology.stages().iter().map(stage).collect(),
-            next_attempt: 0,
+            next_attempt: FIRST_ATTEMPT,
             losses: Losses::default(),
         };
         job.requeue(topology, at);

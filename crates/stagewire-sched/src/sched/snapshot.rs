@@ -2,7 +2,7 @@ use serde::{Deserialize, Serialize};
 use stagewire_core::{Classify, Epoch, ErrorClass, JobId, StageName, Timestamp};
 
 use super::Sched;
-use crate::job::{Job, Phase};
+use crate::job::{FIRST_ATTEMPT, Job, Phase};
 use crate::worker::Slot;
 use crate::{Holder, Limits, Topology};
 
@@ -91,7 +91,7 @@ impl Sched {
     /// The job as a replay would leave it.
     fn durable(job: &Job) -> Job {
         let mut job = job.clone();
-        job.next_attempt = 0;
+        job.next_attempt = FIRST_ATTEMPT;
         for run in &mut job.stages {
             match &mut run.phase {
                 Phase::Offered(offer) => {

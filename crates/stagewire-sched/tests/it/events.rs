@@ -9,7 +9,7 @@ fn events(world: &mut World) -> Vec<Event> {
     let token = Token {
         epoch: Epoch(1),
         job,
-        attempt: Attempt(0),
+        attempt: Attempt(1),
     };
     let worker = Incarnation(world.id());
     let payload = PayloadId(world.id());

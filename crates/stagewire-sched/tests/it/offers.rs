@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use stagewire_core::{Classify, ErrorClass};
+use stagewire_core::{Attempt, Classify, ErrorClass};
 use stagewire_sched::{Effect, Input, Limits, Outcome, WaitCause};
 
 use crate::world::{World, failure, topology};
@@ -205,4 +205,17 @@ fn a_job_says_why_its_offer_was_declined() {
     world.jump();
     assert_eq!(world.jump(), "offer.answer");
     assert_eq!(declined(&world), None, "this offer was not answered");
+}
+
+#[test]
+fn attempts_are_counted_from_1() {
+    let mut world = World::new(crate::world::video());
+    let [encoder, denoiser] = ["encode", "denoise"].map(|stage| world.attach(stage, 1));
+    world.submit();
+    assert_eq!(world.run(encoder).attempt, Attempt(1));
+    assert_eq!(world.accept(denoiser).attempt, Attempt(2), "over all stages of a job");
+    world.restart();
+    world.submit();
+    let encoder = world.attach("encode", 1);
+    assert_eq!(world.accept(encoder).attempt, Attempt(1));
 }
