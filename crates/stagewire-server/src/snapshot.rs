@@ -1,9 +1,9 @@
-//! The state of the pipeline in numbers, for metrics, statistics and the readiness check.
+//! The state of the pipeline in numbers, for metrics and statistics; and whether it is ready.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stagewire_core::{Incarnation, StageName, Timestamp};
-use stagewire_sched::{Counters, LinkState, Sched, Slot, StageKind};
+use stagewire_sched::{Counters, LinkState, Sched, Slot, StageKind, Worker};
 
 /// States of a job, as [`stagewire_sched::JobState::name`] gives them.
 pub(crate) const JOB_STATES: [&str; 5] = ["active", "cancelling", "succeeded", "failed", "cancelled"];
@@ -17,6 +17,7 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) name: Option<String>,
     pub(crate) attached: bool,
     pub(crate) draining: bool,
+    pub(crate) ready: bool,
     pub(crate) slots: Slots,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct StageSnapshot {
 impl StageSnapshot {
     /// Whether a worker of the stage can be given work.
     pub(crate) fn is_ready(&self) -> bool {
-        self.workers.iter().any(|worker| worker.attached && !worker.draining)
+        self.workers.iter().any(|worker| worker.ready)
     }
 
     pub(crate) fn slots(&self) -> Slots {
@@ -141,6 +142,7 @@ impl Snapshot {
                 name: worker.info().map(|info| info.name.clone()),
                 attached: worker.link() == LinkState::Attached,
                 draining: worker.is_draining(),
+                ready: is_ready(worker),
                 slots,
             });
         }
@@ -151,12 +153,64 @@ impl Snapshot {
             counters: sched.counters(),
         }
     }
+}
 
-    /// Stages that no worker serves.
-    pub(crate) fn unready(&self) -> impl Iterator<Item = &StageName> {
-        self.stages
-            .iter()
-            .filter(|stage| !stage.is_ready())
-            .map(|stage| &stage.name)
+/// Whether a worker can be given work.
+fn is_ready(worker: &Worker) -> bool {
+    worker.link() == LinkState::Attached && !worker.is_draining()
+}
+
+/// Stages without a worker that can be given work. Takes time in proportion to the workers, and looks at no job.
+pub(crate) fn unready(sched: &Sched) -> Vec<StageName> {
+    let ready: BTreeSet<&StageName> = sched
+        .workers()
+        .filter(|worker| is_ready(worker))
+        .map(Worker::stage)
+        .collect();
+    let stages = sched.topology().stages().iter().map(|spec| &spec.name);
+    stages.filter(|stage| !ready.contains(stage)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use stagewire_sched::{DrainScope, Input, Limits, StageSpec, Topology, WorkerInfo};
+
+    use super::*;
+
+    #[test]
+    fn a_stage_is_ready_while_a_worker_of_it_can_be_given_work() {
+        let stage = StageName::new("encode").unwrap();
+        let specs = vec![StageSpec::new(stage.clone())];
+        let mut sched = Sched::new(Topology::new(specs, vec![]).unwrap(), Limits::default());
+        let worker = WorkerInfo {
+            incarnation: Incarnation(uuid::Uuid::from_u128(1)),
+            stage,
+            slots: 1,
+            name: "encode-0".to_owned(),
+        };
+        let incarnation = worker.incarnation;
+        let attached = Input::WorkerAttached {
+            worker,
+            running: vec![],
+            holding: vec![],
+        };
+        let drain = Input::Drain {
+            scope: DrainScope::Worker(incarnation),
+        };
+        let away = Input::WorkerAway { worker: incarnation };
+        let mut after = |input: Input| {
+            let now = Timestamp(1);
+            for event in sched.decide(now, input).unwrap().events {
+                sched.apply(now, &event);
+            }
+            let ready = Snapshot::take(&sched, now).stages[0].is_ready();
+            assert_eq!(ready, unready(&sched).is_empty(), "both ways of asking agree");
+            ready
+        };
+        assert!(!after(Input::Poll));
+        assert!(after(attached.clone()));
+        assert!(!after(away));
+        assert!(after(attached));
+        assert!(!after(drain));
     }
 }

@@ -10,7 +10,7 @@ use stagewire_sched::Flow;
 use super::error::ApiError;
 use super::{App, Shared};
 use crate::metrics::Scrape;
-use crate::snapshot::{Snapshot, StageSnapshot, WorkerSnapshot};
+use crate::snapshot::{Snapshot, StageSnapshot, WorkerSnapshot, unready};
 
 async fn snapshot(app: &App) -> Result<Snapshot, ApiError> {
     Ok(app.driver.look(Snapshot::take).await?)
@@ -36,7 +36,7 @@ pub(super) async fn show(State(app): Shared) -> Result<Json<Value>, ApiError> {
         "name": app.pipeline.name,
         "deployment": app.deployment,
         "epoch": app.epoch,
-        "ready": snapshot.unready().next().is_none(),
+        "ready": snapshot.stages.iter().all(StageSnapshot::is_ready),
         "params": app.pipeline.params,
         "stages": snapshot.stages.iter().map(stage).collect::<Vec<_>>(),
         "edges": edges,
@@ -119,8 +119,8 @@ pub(super) async fn health() -> &'static str {
 
 /// Every stage has a worker.
 pub(super) async fn ready(State(app): Shared) -> Result<Response, ApiError> {
-    let snapshot = snapshot(&app).await?;
-    let missing: Vec<&str> = snapshot.unready().map(|stage| stage.as_str()).collect();
+    // Asked often, so that it must not cost more the more jobs there are.
+    let missing = app.driver.look(|sched, _| unready(sched)).await?;
     let ready = missing.is_empty();
     let status = if ready {
         StatusCode::OK
