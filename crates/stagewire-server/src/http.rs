@@ -6,6 +6,7 @@ mod events;
 mod guard;
 mod jobs;
 mod pipeline;
+mod query;
 mod results;
 mod timeline;
 mod waiting;

@@ -83,13 +83,15 @@ impl Job {
         let of = |count: u32, limit: u32| (count >= limit).then_some(count);
         if let Some(count) = of(losses.killed_workers, limits.max_killed_workers) {
             let message = self.says(&format!(
-                "was running on {count} workers that died, and is not tried on another"
+                "was running on {count} workers that died, and is not tried on another; their logs may say why: often \
+                 memory, or a crash in native code"
             ));
             return Some(Failure::new(ErrorClass::Internal, "job.killed_workers", message));
         }
         if let Some(count) = of(losses.expired, limits.max_expired) {
             let message = self.says(&format!(
-                "had {count} attempts that fell silent or stopped, and is not tried again"
+                "had {count} attempts that fell silent or stopped, and is not tried again; see the logs of its workers, \
+                 and raise \"no-progress\" of a stage whose steps are long"
             ));
             return Some(Failure::new(ErrorClass::Deadline, "job.attempts_expired", message));
         }

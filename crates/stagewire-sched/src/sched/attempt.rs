@@ -192,13 +192,18 @@ impl Sched {
         let (token, worker, name) = (attempt.token, attempt.worker, self.topology.name(stage));
         let no_progress = self.topology.spec(stage).no_progress;
         let (loss, failure) = if attempt.progressed + no_progress <= now {
-            let message =
-                format!("attempt {token} of stage {name} on worker {worker} made no progress for {no_progress:?}");
+            let message = format!(
+                "attempt {token} of stage {name} on worker {worker} made no progress for {no_progress:?}; \
+                 report progress more often, or raise \"no-progress\" of the stage"
+            );
             let failure = Failure::new(ErrorClass::Deadline, "attempt.no_progress", message);
             (Loss::NoProgress, failure)
         } else {
             let grant = self.limits.grant;
-            let message = format!("worker {worker} did not renew attempt {token} of stage {name} for {grant:?}");
+            let message = format!(
+                "worker {worker} did not renew attempt {token} of stage {name} for {grant:?}: its \
+                 process hangs or is stopped; see its log"
+            );
             let failure = Failure::new(ErrorClass::Deadline, "grant.expired", message);
             (Loss::GrantExpired, failure)
         };

@@ -225,6 +225,15 @@ fn silence_and_standstill_are_losses_with_a_bound() {
     assert_eq!(world.jump(), "attempt.renewal");
     assert_eq!(world.now.since(start), limits.grant);
     assert_eq!(world.sched.counters().attempts_expired, 1);
+    let advice = |world: &World| {
+        world
+            .stage(job, "paint")
+            .last_failure()
+            .expect("it was lost")
+            .message
+            .clone()
+    };
+    assert!(advice(&world).contains("see its log"), "{}", advice(&world));
     world.stop(painter, silent);
 
     let stuck = world.accept(painter);
@@ -238,6 +247,11 @@ fn silence_and_standstill_are_losses_with_a_bound() {
     }
     assert!(world.now.since(start) >= world.sched.topology().stages()[0].no_progress);
     assert_eq!(world.sched.counters().attempts_without_progress, 1);
+    assert!(
+        advice(&world).contains("raise \"no-progress\" of the stage"),
+        "{}",
+        advice(&world)
+    );
     world.stop(painter, stuck);
 
     world.accept(painter);

@@ -4,15 +4,15 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::{Stream, StreamExt, stream};
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::{Shared, jobs};
+use super::{Shared, jobs, query};
 use crate::history::{Cursor, History, News};
 use crate::note::NoteId;
 
@@ -21,25 +21,21 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// How long a client should wait before it connects again.
 const RETRY: Duration = Duration::from_secs(1);
 
-#[derive(Debug, serde::Deserialize)]
-pub(super) struct EventsQuery {
-    /// For clients that cannot set `Last-Event-ID`.
-    after: Option<String>,
-}
-
 /// Every note after the one that the client names, then what comes, until the job has ended.
 ///
 /// Notes carry ids; progress does not: it is a level that only the newest report of counts.
 pub(super) async fn stream(
     State(app): Shared,
     Path(job): Path<String>,
-    Query(query): Query<EventsQuery>,
+    uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let id = jobs::id(&job)?;
+    // For clients that cannot set the header.
+    let mut query = query::read(&uri, &["after"])?;
     let after = match headers.get("last-event-id") {
         Some(value) => Some(value.to_str().unwrap_or_default().to_owned()),
-        None => query.after,
+        None => query.remove("after"),
     };
     let after = after
         .filter(|after| !after.is_empty())

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use stagewire_core::{Incarnation, JobId, Timestamp};
@@ -15,7 +15,7 @@ use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::ApiError;
-use super::{App, Shared, body, waiting};
+use super::{App, Shared, body, query, waiting};
 use crate::nearest::known;
 use crate::snapshot::JOB_STATES;
 
@@ -106,31 +106,31 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     }
 }
 
-#[derive(Debug, serde::Deserialize)]
-pub(super) struct ListQuery {
-    state: Option<String>,
-    limit: Option<usize>,
-    before: Option<String>,
-}
-
-pub(super) async fn list(
-    State(app): Shared,
-    query: Result<Query<ListQuery>, axum::extract::rejection::QueryRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let Query(query) = query.map_err(|error| ApiError::invalid("http.query", error.body_text()))?;
-    if let Some(state) = query.state.as_deref().filter(|state| !JOB_STATES.contains(state)) {
+pub(super) async fn list(State(app): Shared, uri: Uri) -> Result<Json<Value>, ApiError> {
+    let mut query = query::read(&uri, &["state", "limit", "before"])?;
+    let state = query.remove("state");
+    if let Some(state) = state.as_deref().filter(|state| !JOB_STATES.contains(state)) {
         let hint = known(state, "the states are", JOB_STATES);
-        let state: String = state.chars().take(64).collect();
-        let message = format!("there is no state {state:?}{hint}");
-        return Err(ApiError::invalid("http.query", message));
+        return Err(query::wrong(format!("there is no state {}{hint}", query::shown(state))));
     }
-    let before = query.before.as_deref().map(id).transpose()?;
-    let limit = query.limit.unwrap_or(PAGE.0).clamp(1, PAGE.1);
+    let before = query.get("before").map(|before| id(before)).transpose()?;
+    let limit = match query.get("limit").map(|limit| (limit, limit.parse::<usize>())) {
+        None => PAGE.0,
+        Some((_, Ok(limit))) => limit.clamp(1, PAGE.1),
+        Some((limit, Err(_))) => {
+            let message = format!(
+                "\"limit\" is {}; it must be a number of 1 to {}",
+                query::shown(limit),
+                PAGE.1
+            );
+            return Err(query::wrong(message));
+        }
+    };
     let jobs = app.driver.look(move |sched, _| {
         let names = Names::of(sched);
         let wanted = |job: &&Job| {
             before.is_none_or(|before| job.id() < before)
-                && query.state.as_deref().is_none_or(|state| job.state().name() == state)
+                && state.as_deref().is_none_or(|state| job.state().name() == state)
         };
         let mut jobs: Vec<Value> = sched
             .jobs()
@@ -165,6 +165,7 @@ async fn show_job(app: &App, job: JobId) -> Result<Value, ApiError> {
 }
 
 /// Names of workers.
+#[derive(Debug, Default)]
 pub(super) struct Names(BTreeMap<Incarnation, String>);
 
 impl Names {

@@ -94,7 +94,10 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
         ),
         WaitCause::Stopping { attempts, within } => (
             "stopping",
-            format!("{attempts} attempts were told to stop; it ends within {within:.1?}"),
+            match attempts {
+                1 => format!("1 attempt was told to stop; it ends within {within:.1?}"),
+                n => format!("{n} attempts were told to stop; they end within {within:.1?}"),
+            },
             json!({"attempts": attempts}),
         ),
         _ => ("other", "waits".to_owned(), json!({})),
@@ -111,4 +114,52 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
         json.extend(numbers);
     }
     Value::Object(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use stagewire_core::{ErrorClass, Failure};
+
+    use super::*;
+
+    #[test]
+    fn sentences_are_those_of_people() {
+        let message = |cause| {
+            let waiting = Waiting {
+                stage: None,
+                waited: Duration::ZERO,
+                cause,
+            };
+            json(&waiting, &Names::default())["message"].clone()
+        };
+        let stopping = |attempts| {
+            let within = Duration::from_secs(30);
+            message(WaitCause::Stopping { attempts, within })
+        };
+        assert_eq!(stopping(1), "1 attempt was told to stop; it ends within 30.0s");
+        assert_eq!(stopping(2), "2 attempts were told to stop; they end within 30.0s");
+        let slot = |paused, declined| {
+            message(WaitCause::Slot {
+                ahead: 0,
+                advertised: 2,
+                running: 2 - paused,
+                reserved: 0,
+                stopping: 0,
+                paused,
+                declined,
+            })
+        };
+        let failure = Failure::new(ErrorClass::Exhausted, "credit.slots", "every slot is in use");
+        assert_eq!(slot(0, None), "waits for a free slot: all 2 are taken; it is next");
+        assert_eq!(
+            slot(1, None),
+            "waits for a worker that did not answer an offer; it is next"
+        );
+        assert_eq!(
+            slot(1, Some(failure)),
+            "waits for a worker that declined an offer, because every slot is in use; it is next"
+        );
+    }
 }

@@ -312,3 +312,38 @@ async fn a_waiting_job_says_why_and_readiness_what_is_missing() {
     workers.close().await;
     api.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_that_is_wrong_is_told_so_in_our_words() {
+    let site = Site::new();
+    let api = site.start().await;
+    let job = api.submit("a").await;
+    let events = format!("/v1/jobs/{job}/events?afer=1.1");
+    let cases = [
+        (
+            "/v1/jobs?limit=many",
+            "\"limit\" is \"many\"; it must be a number of 1 to 1000",
+        ),
+        ("/v1/jobs?limit=1&limit=2", "query parameter \"limit\" is given twice"),
+        (
+            "/v1/jobs?sate=failed",
+            "there is no query parameter \"sate\"; did you mean \"state\"? The route takes: state, limit, before",
+        ),
+        (
+            "/v1/jobs?state=fail",
+            "there is no state \"fail\"; did you mean \"failed\"? The states are: active, cancelling, succeeded, failed, \
+             cancelled",
+        ),
+        (
+            &events,
+            "there is no query parameter \"afer\"; did you mean \"after\"? The route takes: after",
+        ),
+    ];
+    for (path, message) in cases {
+        let (status, error) = api.get(path).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{path}");
+        assert_eq!(error["error"]["reason"], "http.query", "{path}");
+        assert_eq!(error["error"]["message"], message, "{path}");
+    }
+    api.stop().await;
+}
