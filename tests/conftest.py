@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ def rounds(usual: int) -> list[int]:
 
 
 def pytest_configure() -> None:
+    # A run in the background may have been told to ignore Ctrl-C, which is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not Path(STAGEWIRE).is_file():
         pytest.exit(f"there is no {STAGEWIRE}: run `make setup`", returncode=2)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,11 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def pytest_configure() -> None:
+    # A run in the background may have been told to ignore Ctrl-C, which is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
