@@ -39,9 +39,23 @@ def test_submit_saves_what_the_job_made(deployment, folder):
     for path in done.stdout.splitlines():
         assert Path(path).read_bytes() == expected(4, frames=9, steps=3)
     assert (made / "cat.html").read_text().lower().startswith("<!doctype html>")
-    for words in ("encode: runs on encode-0", "denoise: step 3/3", "decode: frame 9/9", "job: succeeded"):
+    for words in ("encode: runs on encode-0", "denoise: done", "decode: has chunk 1/", "job: succeeded"):
         assert words in done.stderr
     assert sorted(path.name for path in made.iterdir()) == ["all", "cat.bin", "cat.html"], "no partial files"
+
+
+def test_submit_shows_progress_as_it_is_made(deployment, gate):
+    gate.hold("denoise-2")
+    command = begin(deployment, "submit", "--param", f"gate={gate.folder}")
+    seen = []
+    for line in command.stderr:
+        seen.append(line)
+        if "denoise: step 2/3" in line:
+            break
+    else:
+        pytest.fail(f"no progress was shown: {seen}")
+    gate.open("denoise-2")
+    assert command.wait(timeout=DEADLINE) == 0
 
 
 def test_quiet_says_nothing_and_json_is_one_document(deployment, folder):
@@ -68,10 +82,12 @@ def test_a_job_can_be_left_looked_at_and_cancelled(deployment, gate):
     submitted = deployment.command("submit", "--no-wait", "--param", f"gate={gate.folder}")
     job = submitted.stdout.strip()
     gate.reached("denoise-1")
-    shown = deployment.command("job", job)
-    assert shown.stdout.splitlines()[0] == f"{job}  active"
-    assert "on denoise-0, step 1/3" in shown.stdout
-    assert "waits for the output of denoise" in shown.stdout
+    progress = "on denoise-0, step 1/3"
+    shown = eventually(
+        "the step is shown", lambda: progress in (text := deployment.command("job", job).stdout) and text
+    )
+    assert shown.splitlines()[0] == f"{job}  active"
+    assert "waits for the output of denoise" in shown
     assert job in deployment.command("jobs", "--state", "active").stdout
     cancelled = deployment.command("cancel", job)
     assert cancelled.returncode == 0, cancelled.stderr
