@@ -46,16 +46,19 @@ def test_submit_saves_what_the_job_made(deployment, folder):
 
 def test_submit_shows_progress_as_it_is_made(deployment, gate):
     gate.hold("denoise-2")
+    gate.hold("decode-1")
     command = begin(deployment, "submit", "--param", f"gate={gate.folder}")
-    seen = []
-    for line in command.stderr:
-        seen.append(line)
-        if "denoise: step 2/3" in line:
-            break
-    else:
-        pytest.fail(f"no progress was shown: {seen}")
-    gate.open("denoise-2")
-    assert command.wait(timeout=DEADLINE) == 0
+    for point, progress in [("denoise-2", "denoise: step 2/3"), ("decode-1", "decode: frame 3/9")]:
+        seen = []
+        for line in command.stderr:
+            seen.append(line)
+            if progress in line:
+                break
+        else:
+            pytest.fail(f"{progress} was not shown: {seen}")
+        gate.open(point)
+    command.communicate(timeout=DEADLINE)
+    assert command.returncode == 0
 
 
 def test_quiet_says_nothing_and_json_is_one_document(deployment, folder):
