@@ -2,10 +2,10 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench lint format docs requirements clean
+.PHONY: help setup demo test soak bench peers bench-peers lint format docs requirements clean
 
 help: ## list these targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 16
+	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+)[a-z -]*:.*## /\1\t/' | expand -t 16
 
 setup: ## private uv, .venv with the Python packages, the release build (no root)
 	@scripts/setup
@@ -21,6 +21,9 @@ soak: setup ## the kill and concurrency tests at full counts
 
 bench: setup ## what a hand-over costs beside a memcpy of the same bytes
 	@.venv/bin/stagewire bench quick
+
+peers bench-peers: ## .peers with the wheels of Mooncake and NIXL, for the tests and benchmarks against them (no root)
+	@scripts/peers
 
 lint: setup ## formatting, clippy, ruff, mypy, licences, layers, generated code
 	@scripts/lint
@@ -38,4 +41,4 @@ requirements: setup ## pin scripts/requirements.in again
 		scripts/requirements.in >> scripts/requirements.txt
 
 clean: ## remove everything that was made here
-	rm -rf .tools .venv out target
+	rm -rf .tools .venv .peers out target
