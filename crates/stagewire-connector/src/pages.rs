@@ -89,6 +89,8 @@ impl Pages {
             let (transport, memory) = match (memory, offer.cma) {
                 (Memory::Arena(extent), _) => (offer.shm, Memory::Arena(extent)),
                 (Memory::Borrowed(borrowed), Some(cma)) => (cma, Memory::Borrowed(borrowed)),
+                // Where there is no cma, shm says why it does not take it.
+                (memory @ Memory::Writable(_), cma) => (cma.unwrap_or(offer.shm), memory),
                 (Memory::Borrowed(borrowed), None) => {
                     let staged = Staged::new(offer.arena, borrowed, spec, manifest.chunking());
                     let staged = staged.map_err(|source| PublishError::Arena {

@@ -11,11 +11,12 @@ use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
 
 use crate::copy::{MoveError, Mover, Piece, Shape};
 use crate::link::{Grip, Link};
-use crate::shm::{pull, register};
+use crate::pull::pull;
+use crate::shm::register;
 use crate::wire::{Kind, Place};
 use crate::{
     Abilities, CmaUnavailable, ConnectError, ConnectOptions, Host, Mapping, Memory, Pinned, Region, RegisterError,
-    RegisterOptions, Remote, Target, TransferError, TransferOptions, Transport,
+    RegisterOptions, Remote, Target, TransferError, TransferOptions, TransferStats, Transport,
 };
 
 const KIND: Kind = Kind::Cma;
@@ -53,6 +54,7 @@ impl Transport for Cma {
             push: false,
             strided: true,
             checked: true,
+            device: false,
         }
     }
 
@@ -68,6 +70,10 @@ impl Transport for Cma {
         let link = self.host.link(KIND, peer, &options).await?;
         probe_peer(&link)?;
         Ok(Arc::new(CmaRemote { link }))
+    }
+
+    fn stats(&self) -> TransferStats {
+        self.host.shared().counters.meter(KIND).stats()
     }
 }
 

@@ -21,6 +21,7 @@ use crate::link::{Link, Links};
 use crate::process::{host_id, this_process};
 use crate::shm::Shm;
 use crate::table::Table;
+use crate::transport::Meter;
 use crate::wire::{self, Address, Kind};
 use crate::{Arena, CmaUnavailable, ConnectError, ConnectOptions, StartError, Transport};
 
@@ -60,11 +61,19 @@ pub(crate) struct Shared {
 }
 
 /// Counts that change outside the region table and the arena.
+/// One meter for each transport besides.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) mapped_bytes: AtomicU64,
     pub(crate) connections: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
+    meters: [Meter; Kind::COUNT],
+}
+
+impl Counters {
+    pub(crate) fn meter(&self, kind: Kind) -> &Meter {
+        &self.meters[kind as usize]
+    }
 }
 
 /// What a host holds now and has done so far.
@@ -185,6 +194,7 @@ impl Host {
             mapped_bytes,
             connections,
             copied_bytes,
+            ..
         } = &*self.shared.counters;
         HostStats {
             regions: table.regions,

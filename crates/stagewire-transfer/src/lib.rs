@@ -87,6 +87,7 @@
 )]
 
 mod arena;
+mod buffer;
 mod cma;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -97,6 +98,8 @@ mod link;
 mod mapping;
 mod memory;
 mod process;
+mod pull;
+mod push;
 mod readiness;
 mod region;
 mod shm;
@@ -106,15 +109,17 @@ mod transport;
 mod wire;
 
 pub use arena::{Arena, ArenaStats, Extent, ExtentMut, ExtentWriter};
+pub use copy::MAX_ROWS;
 pub use error::{
     ArenaError, CmaUnavailable, ConnectError, RegisterError, RegisterProblem, StartError, TargetError, TransferError,
 };
 pub use host::{Host, HostOptions, HostStats, SocketFile, listen_unix, sweep};
 pub use mapping::Mapping;
-pub use memory::{Borrowed, Memory};
+
+pub use memory::{Borrowed, Memory, Writable};
 pub use process::{ProcessWatch, this_process};
 pub use region::Region;
 pub use target::Target;
 pub use transport::{
-    Abilities, ConnectOptions, Pinned, RegisterOptions, Remote, TransferOptions, Transport, empty_region,
+    Abilities, ConnectOptions, Pinned, RegisterOptions, Remote, TransferOptions, TransferStats, Transport, empty_region,
 };

@@ -20,7 +20,8 @@ pub(crate) use segment::PeerSegment;
 
 use crate::host::{Counters, stopped};
 use crate::process::ProcessWatch;
-use crate::wire::{self, MAX_FRAME, Received, Refusal, Request, Socket};
+use crate::transport::Meter;
+use crate::wire::{self, Kind, MAX_FRAME, Received, Refusal, Request, Socket};
 use crate::{TransferError, TransferOptions};
 
 /// How long a closed connection is watched for the death behind it, so that the error names it.
@@ -73,6 +74,10 @@ impl Link {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    pub(crate) fn meter(&self, kind: Kind) -> &Meter {
+        self.counters.meter(kind)
     }
 
     /// Whether the peer lives and the connection stands.

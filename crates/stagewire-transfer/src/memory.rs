@@ -1,17 +1,25 @@
+mod writable;
+
 use std::any::Any;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use stagewire_core::Device;
+
+pub use writable::Writable;
+
 use crate::Extent;
 
-/// Memory to register.
+/// Memory to register, or to push from.
 #[derive(Debug, Clone)]
 pub enum Memory {
     /// From this host's arena: others can map it.
     Arena(Extent),
     /// From anywhere else in this process.
     Borrowed(Borrowed),
+    /// Peers may also write it.
+    Writable(Writable),
 }
 
 impl Memory {
@@ -20,6 +28,7 @@ impl Memory {
         match self {
             Self::Arena(extent) => extent.len(),
             Self::Borrowed(borrowed) => borrowed.len() as u64,
+            Self::Writable(writable) => writable.len() as u64,
         }
     }
 
@@ -28,12 +37,27 @@ impl Memory {
         self.len() == 0
     }
 
-    /// The first byte.
+    /// The first byte; an address of the device where [`Memory::device`] names one.
     pub fn as_ptr(&self) -> NonNull<u8> {
         match self {
             Self::Arena(extent) => extent.as_ptr(),
             Self::Borrowed(borrowed) => borrowed.as_ptr(),
+            Self::Writable(writable) => writable.as_ptr(),
         }
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        match self {
+            Self::Arena(_) => Device::Cpu,
+            Self::Borrowed(borrowed) => borrowed.device,
+            Self::Writable(writable) => writable.device(),
+        }
+    }
+
+    /// Whether peers may write it.
+    pub fn is_writable(&self) -> bool {
+        matches!(self, Self::Writable(_))
     }
 }
 
@@ -49,11 +73,18 @@ impl From<Borrowed> for Memory {
     }
 }
 
+impl From<Writable> for Memory {
+    fn from(writable: Writable) -> Self {
+        Self::Writable(writable)
+    }
+}
+
 /// Memory of this process that somebody else owns: a torch tensor, a `Vec`.
 #[derive(Clone)]
 pub struct Borrowed {
     ptr: NonNull<u8>,
     len: usize,
+    device: Device,
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -72,9 +103,29 @@ impl Borrowed {
     /// Until `owner` is dropped, the bytes must stay readable at this address, from any thread. A byte must not be
     /// written any more once it was announced to a reader (whole payload: from registration; chunk: from `ready`).
     pub unsafe fn new(ptr: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        let device = Device::Cpu;
         Self {
             ptr,
             len,
+            device,
+            _owner: owner,
+        }
+    }
+
+    /// Borrows memory of a device, which only a transport with [`Abilities::device`](crate::Abilities::device) takes.
+    ///
+    /// # Safety
+    /// As [`Borrowed::new`], where readable means: by the device's driver.
+    pub unsafe fn on_device(
+        device: Device,
+        address: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self {
+            ptr: address,
+            len,
+            device,
             _owner: owner,
         }
     }

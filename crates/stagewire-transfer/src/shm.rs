@@ -2,18 +2,18 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use stagewire_core::{Device, Peer, Record, RegionRef, TransportAddress};
 
-use crate::copy::{self, MoveError, Mover, Piece, Plan, Shape, copy_streaming};
+use crate::copy::{MoveError, Mover, Piece, Shape, copy_streaming};
 use crate::link::{Grip, Link};
 use crate::mapping::Keep;
+use crate::pull::pull;
 use crate::wire::{Kind, Place};
 use crate::{
     Abilities, ConnectError, ConnectOptions, Host, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions,
-    RegisterProblem, Remote, Target, TransferError, TransferOptions, Transport,
+    RegisterProblem, Remote, Target, TransferError, TransferOptions, TransferStats, Transport,
 };
 
 const KIND: Kind = Kind::Shm;
@@ -49,6 +49,7 @@ impl Transport for Shm {
             push: false,
             strided: true,
             checked: true,
+            device: false,
         }
     }
 
@@ -68,6 +69,10 @@ impl Transport for Shm {
         let link = self.host.link(KIND, peer, &options).await?;
         Ok(Arc::new(ShmRemote { link }))
     }
+
+    fn stats(&self) -> TransferStats {
+        self.host.shared().counters.meter(KIND).stats()
+    }
 }
 
 /// Registers with the host's table, unless something stands against it.
@@ -78,7 +83,11 @@ pub(crate) fn register(
     options: &RegisterOptions,
     problem: Option<RegisterProblem>,
 ) -> Result<Region, RegisterError> {
-    let problem = match options.device {
+    let device = match options.device {
+        Device::Cpu => memory.device(),
+        device => device,
+    };
+    let problem = match device {
         Device::Cpu if memory.is_empty() => Some(RegisterProblem::Empty),
         Device::Cpu => problem,
         device => Some(RegisterProblem::Device { device }),
@@ -161,45 +170,6 @@ impl Pinned for ShmPinned {
 }
 
 impl Keep for Grip {}
-
-/// Plans, copies, confirms: then the bytes count.
-pub(crate) async fn pull<M: Mover>(
-    grip: &Arc<Grip>,
-    records: &[Record],
-    dst: &Target,
-    options: &TransferOptions,
-    shape: Shape,
-    mover: M,
-) -> Result<(), TransferError> {
-    let (link, region) = (grip.link(), grip.region());
-    let (plan, written) = Plan::new(records, grip.len(), dst.len(), shape)?;
-    let claim = dst.claim(written)?;
-    let bytes = plan.bytes();
-    let operation = async {
-        let claim = copy::run(plan, mover, claim).await.map_err(|error| match error {
-            MoveError::Lost => link.peer_lost(),
-            _ if !link.is_alive() => link.peer_lost(),
-            MoveError::Unreadable { offset } => TransferError::Unreadable {
-                peer: link.peer(),
-                pid: link.process().pid,
-                region,
-                offset,
-            },
-            MoveError::Os(error) => TransferError::Io {
-                peer: link.peer(),
-                region,
-                what: "copy",
-                error,
-            },
-        })?;
-        grip.confirm().await?;
-        Ok(claim)
-    };
-    let claim = link.bounded("the pull", region, options, operation).await?;
-    claim.commit();
-    link.counters().copied_bytes.fetch_add(bytes, Ordering::Relaxed);
-    Ok(())
-}
 
 /// Copies out of a mapped segment, which the grip keeps.
 struct OutOfMapping {

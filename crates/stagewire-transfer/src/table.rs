@@ -108,7 +108,7 @@ impl Table {
         if entry.released {
             return Err(Refusal::Released);
         }
-        if entry.kind != kind {
+        if entry.kind != kind && kind != Kind::Tcp {
             return Err(Refusal::Registered { kind: entry.kind });
         }
         entry.pins += 1;

@@ -1,6 +1,5 @@
 //! Where pulled bytes go.
 
-mod buffer;
 mod ledger;
 
 use std::any::Any;
@@ -10,9 +9,10 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use buffer::Buffer;
 use ledger::Ledger;
+use stagewire_core::Device;
 
+use crate::buffer::Buffer;
 use crate::{Extent, ExtentMut, TargetError};
 
 /// Destination memory for pulls; copies in flight keep it alive.
@@ -27,6 +27,7 @@ pub struct Target {
 struct Inner {
     ptr: NonNull<u8>,
     len: u64,
+    device: Device,
     keep: Keep,
     ledger: Mutex<Ledger>,
 }
@@ -52,7 +53,21 @@ impl Target {
     /// [`Pinned::pull`](crate::Pinned::pull) until it returned, or, when its future was dropped or ran out of time,
     /// until [`Target::is_idle`].
     pub unsafe fn new(ptr: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self::from_parts(ptr, len as u64, Keep::Owner(owner))
+        Self::from_parts(ptr, len as u64, Device::Cpu, Keep::Owner(owner))
+    }
+
+    /// Memory of a device, which only a transport with [`Abilities::device`](crate::Abilities::device) fills; the others
+    /// refuse. [`Target::slice`] shows none of it.
+    ///
+    /// # Safety
+    /// As [`Target::new`], where readable and writable mean: by the device's driver.
+    pub unsafe fn on_device(
+        device: Device,
+        address: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self::from_parts(address, len as u64, device, Keep::Owner(owner))
     }
 
     /// Private memory, page-aligned, from a pool of buffers that were used before where one fits. The pool keeps at most
@@ -62,13 +77,24 @@ impl Target {
     /// [`TargetError::Memory`] where the system gives none.
     pub fn allocate(len: u64) -> Result<Self, TargetError> {
         let buffer = Buffer::take(len).ok_or(TargetError::Memory { len })?;
-        Ok(Self::from_parts(buffer.as_ptr(), len, Keep::Private(buffer)))
+        Ok(Self::from_parts(
+            buffer.as_ptr(),
+            len,
+            Device::Cpu,
+            Keep::Private(buffer),
+        ))
     }
 
-    fn from_parts(ptr: NonNull<u8>, len: u64, keep: Keep) -> Self {
+    fn from_parts(ptr: NonNull<u8>, len: u64, device: Device, keep: Keep) -> Self {
         let ledger = Mutex::default();
         Self {
-            inner: Arc::new(Inner { ptr, len, keep, ledger }),
+            inner: Arc::new(Inner {
+                ptr,
+                len,
+                device,
+                keep,
+                ledger,
+            }),
         }
     }
 
@@ -82,6 +108,11 @@ impl Target {
         self.len() == 0
     }
 
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        self.inner.device
+    }
+
     /// The first byte. What may be read through it, and when, [`Target::slice`] tells.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.inner.ptr
@@ -90,11 +121,15 @@ impl Target {
     /// Bytes that were pulled.
     ///
     /// # Errors
-    /// [`TargetError::Unwritten`] where one of them was not, [`TargetError::OutOfBounds`].
+    /// [`TargetError::Unwritten`] where one of them was not, [`TargetError::OutOfBounds`], [`TargetError::Device`].
     pub fn slice(&self, range: Range<u64>) -> Result<&[u8], TargetError> {
         let (start, end, len) = (range.start, range.end, self.len());
         if start > end || end > len {
             return Err(TargetError::OutOfBounds { start, end, len });
+        }
+        if self.inner.device != Device::Cpu {
+            let device = self.inner.device;
+            return Err(TargetError::Device { device });
         }
         if !self.inner.ledger().is_written(&range) {
             return Err(TargetError::Unwritten { start, end });
@@ -155,7 +190,7 @@ impl Target {
 
 impl From<ExtentMut> for Target {
     fn from(extent: ExtentMut) -> Self {
-        Self::from_parts(extent.as_ptr(), extent.len() as u64, Keep::Extent(extent))
+        Self::from_parts(extent.as_ptr(), extent.len() as u64, Device::Cpu, Keep::Extent(extent))
     }
 }
 

@@ -1,9 +1,14 @@
+mod stats;
+
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{Capability, Device, Peer, Record, RegionRef, TransportAddress};
+
+pub use stats::TransferStats;
+pub(crate) use stats::{Direction, Meter};
 
 use crate::{ConnectError, Mapping, Memory, Region, RegisterError, Target, TransferError};
 
@@ -14,18 +19,20 @@ pub struct Abilities {
     pub map: bool,
     /// [`Pinned::pull`] copies from the peer's memory.
     pub pull: bool,
-    /// It can write into a peer's memory.
+    /// [`Pinned::push`] writes into a peer's memory.
     pub push: bool,
     /// Records with more than one row cost little more than contiguous ones.
     pub strided: bool,
     /// The owner checks generation, capability and bounds before each pin.
     pub checked: bool,
+    /// It reaches memory of devices too. Those without take host memory only, and say so.
+    pub device: bool,
 }
 
 /// How memory is registered.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RegisterOptions {
-    /// Where the memory is.
+    /// Where the memory is. [`Memory::device`] says it too; either may name the device.
     pub device: Device,
 }
 
@@ -61,11 +68,11 @@ impl Default for TransferOptions {
 
 /// One way to move bytes between two processes.
 ///
-/// Memory moves only from its owner to a reader, on the reader's request: register, hand the reference over, connect,
-/// pin, then pull or map.
+/// Memory moves on the request of whoever was handed a reference: register, hand the reference over, connect, pin, then
+/// pull or map. Some transports also push, into memory that its owner registered as [`Memory::Writable`].
 #[async_trait]
 pub trait Transport: Debug + Send + Sync + 'static {
-    /// Name: `shm`, `cma`.
+    /// Name: `shm`, `cma`, `tcp`, `mooncake`, `nixl`, `mooncake-engine`.
     fn name(&self) -> &'static str;
 
     /// What it can do.
@@ -88,6 +95,9 @@ pub trait Transport: Debug + Send + Sync + 'static {
     /// # Cancel safety
     /// Nothing is left behind by a dropped future.
     async fn connect(&self, peer: &Peer, options: ConnectOptions) -> Result<Arc<dyn Remote>, ConnectError>;
+
+    /// What was pulled and pushed so far, and what waits.
+    fn stats(&self) -> TransferStats;
 }
 
 /// A peer, reached over one transport.
@@ -130,6 +140,25 @@ pub trait Pinned: Debug + Send + Sync + 'static {
     /// A dropped future stops the copy soon; the copy keeps pin and destination alive until then, and the destination
     /// refuses other use of the bytes concerned.
     async fn pull(&self, records: &[Record], dst: &Target, options: TransferOptions) -> Result<(), TransferError>;
+
+    /// Copies records of `src` into the region: their source offsets are in `src`, their destination offsets in the
+    /// region. All or nothing where the transport's documentation says so.
+    ///
+    /// # Errors
+    /// [`TransferError::Unsupported`] where [`Abilities::push`] is false, [`TransferError::ReadOnly`] unless the owner
+    /// registered [`Memory::Writable`], [`TransferError::InDoubt`] where the bytes may still be written; else
+    /// [`TransferError`].
+    ///
+    /// # Cancel safety
+    /// A dropped future may have written all, part or nothing; `src` is kept for as long as it may be read.
+    async fn push(&self, records: &[Record], src: &Memory, options: TransferOptions) -> Result<(), TransferError> {
+        let _ = (records, src, options);
+        Err(TransferError::Unsupported {
+            transport: "the transport of this pin",
+            ability: "push",
+            instead: "register the memory here and have the peer pull it",
+        })
+    }
 
     /// Shows the region, read-only, without a copy. The mapping keeps the pin.
     ///

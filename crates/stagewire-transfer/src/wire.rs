@@ -14,7 +14,7 @@ use stagewire_core::{Capability, Incarnation, ProcessRef};
 pub(crate) use socket::{Received, Socket};
 
 /// Version of the frames and of the address.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"SWD\n";
 
@@ -29,13 +29,23 @@ pub(crate) const MAX_RETIRED: usize = 256;
 pub(crate) enum Kind {
     Shm,
     Cma,
+    Tcp,
+    Mooncake,
+    Nixl,
+    Engine,
 }
 
 impl Kind {
+    pub(crate) const COUNT: usize = 6;
+
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
             Self::Cma => "cma",
+            Self::Tcp => "tcp",
+            Self::Mooncake => "mooncake",
+            Self::Nixl => "nixl",
+            Self::Engine => "mooncake-engine",
         }
     }
 }
@@ -97,6 +107,7 @@ pub(crate) enum Reply {
         pin: u64,
         place: Place,
         len: u64,
+        writable: bool,
     },
     Confirmed {
         request: u64,
@@ -119,7 +130,10 @@ pub(crate) enum Place {
         segment_len: u64,
         offset: u64,
     },
+    /// An address in the owner's process, or one that stands for it.
     Address(u64),
+    /// The owner itself reads and writes it; the pin's number says which.
+    Served,
 }
 
 /// Why a request was refused.

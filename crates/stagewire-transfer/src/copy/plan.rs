@@ -4,8 +4,9 @@ use stagewire_core::{Record, RecordError};
 
 use crate::TransferError;
 
-/// Rows of one pull at most. Each costs some tens of bytes of bookkeeping; a larger batch gains nothing.
-const MAX_ROWS: u64 = 1 << 20;
+/// Rows of one batch at most, after rows without a gap between them are taken together. Each costs some tens of bytes of
+/// bookkeeping; a larger batch gains nothing.
+pub const MAX_ROWS: u64 = 1 << 20;
 
 /// Bytes of a batch when several threads share the work.
 const BATCH: u64 = 1 << 20;
@@ -46,12 +47,13 @@ impl Plan {
     ) -> Result<(Self, Vec<Range<u64>>), TransferError> {
         let mut rows = 0_u64;
         let mut bytes = 0_u64;
-        for record in records {
-            record.check(src_len, dst_len)?;
+        for (index, record) in records.iter().enumerate() {
+            let refused = |error| TransferError::Record { index, error };
+            record.check(src_len, dst_len).map_err(refused)?;
             let record = record.merged();
             rows = rows.saturating_add(record.rows);
             let overflow = RecordError::Overflow { record };
-            bytes = bytes.checked_add(record.nbytes()).ok_or(overflow)?;
+            bytes = bytes.checked_add(record.nbytes()).ok_or(refused(overflow))?;
         }
         if rows > MAX_ROWS {
             return Err(TransferError::TooManyRows { rows, max: MAX_ROWS });
@@ -199,11 +201,11 @@ mod tests {
             Err(TransferError::TooManyRows { rows, .. }) if rows == MAX_ROWS + 1));
         assert!(matches!(
             plan(&[Record::contiguous(1, 0, 100)], 100, 100),
-            Err(TransferError::Record(_))
+            Err(TransferError::Record { .. })
         ));
         assert!(matches!(
             plan(&[Record::contiguous(0, 1, 100)], 100, 100),
-            Err(TransferError::Record(_))
+            Err(TransferError::Record { .. })
         ));
         assert!(
             plan(&[rows(5, 0, 3, 3)], 100, 100)
@@ -253,7 +255,7 @@ mod tests {
                     prop_assert_eq!(plan.bytes(), records.iter().map(Record::nbytes).sum::<u64>());
                 }
                 Err(TransferError::Overlap { byte }) => prop_assert!(hits[byte as usize] > 1),
-                Err(TransferError::Record(_)) => prop_assert!(!legal),
+                Err(TransferError::Record { .. }) => prop_assert!(!legal),
                 Err(other) => panic!("{other}"),
             }
         }

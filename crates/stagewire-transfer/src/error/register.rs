@@ -22,6 +22,12 @@ pub enum RegisterProblem {
     NotFromArena,
     #[error("it moves host memory only, this is on {device}; copy it to the host first")]
     Device { device: Device },
+    #[error(
+        "it shares bytes with region {region}, and one of the two may be written by peers; release that region first"
+    )]
+    Overlap { region: u64 },
+    #[error("not all of the {len} bytes at {address:#x} are mapped in this process")]
+    Unmapped { address: u64, len: u64 },
     #[error("this host was shut down")]
     ShutDown,
 }
@@ -49,7 +55,8 @@ impl RegisterError {
 impl Classify for RegisterError {
     fn class(&self) -> ErrorClass {
         match self.problem {
-            RegisterProblem::Empty => ErrorClass::Invalid,
+            RegisterProblem::Empty | RegisterProblem::Unmapped { .. } => ErrorClass::Invalid,
+            RegisterProblem::Overlap { .. } => ErrorClass::Conflict,
             RegisterProblem::NotFromArena | RegisterProblem::Device { .. } => ErrorClass::Unsupported,
             RegisterProblem::ShutDown => ErrorClass::Unavailable,
         }
@@ -60,6 +67,8 @@ impl Classify for RegisterError {
             RegisterProblem::Empty => "register.empty",
             RegisterProblem::NotFromArena => "register.not_from_arena",
             RegisterProblem::Device { .. } => "register.device",
+            RegisterProblem::Overlap { .. } => "register.overlap",
+            RegisterProblem::Unmapped { .. } => "register.unmapped",
             RegisterProblem::ShutDown => "register.shut_down",
         }
     }

@@ -1,4 +1,4 @@
-use stagewire_core::{Classify, ErrorClass};
+use stagewire_core::{Classify, Device, ErrorClass};
 
 /// Why bytes of a [`Target`](crate::Target) can be neither written nor shown now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -13,6 +13,8 @@ pub enum TargetError {
     Written { start: u64, end: u64 },
     #[error("not all of bytes {start} to {end} of the target were pulled yet")]
     Unwritten { start: u64, end: u64 },
+    #[error("the target is on {device}: copy it to the host to look at its bytes")]
+    Device { device: Device },
     #[error("cannot allocate {len} bytes of private memory")]
     Memory { len: u64 },
 }
@@ -22,6 +24,7 @@ impl Classify for TargetError {
         match self {
             Self::OutOfBounds { .. } => ErrorClass::Invalid,
             Self::Busy { .. } | Self::Written { .. } | Self::Unwritten { .. } => ErrorClass::Conflict,
+            Self::Device { .. } => ErrorClass::Unsupported,
             Self::Memory { .. } => ErrorClass::Exhausted,
         }
     }
@@ -32,6 +35,7 @@ impl Classify for TargetError {
             Self::Busy { .. } => "target.busy",
             Self::Written { .. } => "target.written",
             Self::Unwritten { .. } => "target.unwritten",
+            Self::Device { .. } => "target.device",
             Self::Memory { .. } => "target.memory",
         }
     }

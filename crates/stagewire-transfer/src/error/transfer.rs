@@ -2,11 +2,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::time::Duration;
 
-use stagewire_core::{Classify, ErrorClass, Incarnation, RecordError};
+use stagewire_core::{Classify, Device, ErrorClass, Incarnation, RecordError};
 
 use super::TargetError;
 
-/// Why a pin, pull or map ended without success. No byte of the destination counts as written.
+/// Why a pin, pull, push or map ended without success. No byte of a pull's destination counts as written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
@@ -48,11 +48,41 @@ pub enum TransferError {
         registered: String,
         used: &'static str,
     },
-    #[error(transparent)]
-    Record(#[from] RecordError),
+    #[error("record {index} of the batch: {error}")]
+    Record {
+        index: usize,
+        #[source]
+        error: RecordError,
+    },
+    #[error("region {region} of peer {peer} is read-only: it was not registered from `Memory::Writable`")]
+    ReadOnly { peer: Incarnation, region: u64 },
+    #[error(
+        "whether {bytes} bytes were written into region {region} of peer {peer} (pid {pid}) is unknown: {how}; \
+         they may still be written until that region is released"
+    )]
+    InDoubt {
+        peer: Incarnation,
+        pid: u32,
+        region: u64,
+        bytes: u64,
+        how: String,
+    },
+    #[error(
+        "bytes of region {region} of peer {peer} arrived changed: their digest is {found:016x}, sent was {expected:016x}"
+    )]
+    Digest {
+        peer: Incarnation,
+        region: u64,
+        expected: u64,
+        found: u64,
+    },
+    #[error(
+        "{transport} moves host memory only, this is on {device}; nixl and mooncake-engine reach devices, or copy it to the host"
+    )]
+    Device { transport: &'static str, device: Device },
     #[error("two records of the batch write destination byte {byte}")]
     Overlap { byte: u64 },
-    #[error("the batch has {rows} rows, at most {max} are allowed; pull fewer, wider rows")]
+    #[error("the batch has {rows} rows, at most {max} are allowed; use several batches, or fewer, wider rows")]
     TooManyRows { rows: u64, max: u64 },
     #[error("the destination cannot take these records")]
     Target(#[from] TargetError),
@@ -71,6 +101,14 @@ pub enum TransferError {
         ability: &'static str,
         instead: &'static str,
     },
+    #[error("{transport} cannot {what} for region {region} of peer {peer}: {problem}")]
+    Backend {
+        transport: &'static str,
+        peer: Incarnation,
+        region: u64,
+        what: &'static str,
+        problem: String,
+    },
     #[error("cannot {what} for region {region} of peer {peer}")]
     Io {
         peer: Incarnation,
@@ -84,17 +122,20 @@ pub enum TransferError {
 impl Classify for TransferError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::PeerLost { .. } | Self::Io { .. } => ErrorClass::Unavailable,
+            Self::PeerLost { .. } | Self::Io { .. } | Self::InDoubt { .. } | Self::Backend { .. } => {
+                ErrorClass::Unavailable
+            }
             Self::Deadline { .. } => ErrorClass::Deadline,
             Self::UnknownRegion { .. } | Self::Released { .. } | Self::Generation { .. } => ErrorClass::NotFound,
-            Self::Capability { .. } => ErrorClass::Denied,
+            Self::Capability { .. } | Self::ReadOnly { .. } => ErrorClass::Denied,
             Self::Length { .. } | Self::Transport { .. } | Self::Overlap { .. } | Self::TooManyRows { .. } => {
                 ErrorClass::Invalid
             }
-            Self::Record(error) => error.class(),
+            Self::Record { error, .. } => error.class(),
+            Self::Digest { .. } => ErrorClass::Corrupt,
             Self::Target(error) => error.class(),
             Self::Unreadable { .. } => ErrorClass::Internal,
-            Self::Unsupported { .. } => ErrorClass::Unsupported,
+            Self::Unsupported { .. } | Self::Device { .. } => ErrorClass::Unsupported,
         }
     }
 
@@ -108,7 +149,12 @@ impl Classify for TransferError {
             Self::Capability { .. } => "transfer.capability",
             Self::Length { .. } => "transfer.length",
             Self::Transport { .. } => "transfer.transport",
-            Self::Record(error) => error.reason(),
+            Self::Record { error, .. } => error.reason(),
+            Self::ReadOnly { .. } => "transfer.read_only",
+            Self::InDoubt { .. } => "transfer.in_doubt",
+            Self::Digest { .. } => "transfer.digest",
+            Self::Device { .. } => "transfer.device",
+            Self::Backend { .. } => "transfer.backend",
             Self::Overlap { .. } => "transfer.overlap",
             Self::TooManyRows { .. } => "transfer.too_many_rows",
             Self::Target(error) => error.reason(),
@@ -129,6 +175,10 @@ impl Classify for TransferError {
             | Self::Length { peer, region, .. }
             | Self::Transport { peer, region, .. }
             | Self::Unreadable { peer, region, .. }
+            | Self::ReadOnly { peer, region }
+            | Self::InDoubt { peer, region, .. }
+            | Self::Digest { peer, region, .. }
+            | Self::Backend { peer, region, .. }
             | Self::Io { peer, region, .. } => (peer, Some(region)),
             _ => return BTreeMap::new(),
         };

@@ -214,13 +214,14 @@ impl Connection {
 
     /// Tells where pinned memory is. A segment's descriptor goes along with the first region in it.
     async fn pinned(&mut self, request: u64, pin: u64, kind: wire::Kind, memory: Memory) -> Result<(), String> {
-        let len = memory.len();
+        let (len, writable) = (memory.len(), memory.is_writable());
         let reply = |place| {
             wire::encode(&Reply::Pinned {
                 request,
                 pin,
                 place,
                 len,
+                writable,
             })
         };
         let sent = match &memory {
@@ -234,6 +235,7 @@ impl Connection {
                 let descriptor = self.sent.insert(segment.id()).then(|| segment.reader());
                 self.socket.send(&reply(place), descriptor).await
             }
+            _ if kind == wire::Kind::Tcp => self.socket.send(&reply(Place::Served), None).await,
             memory => {
                 let place = Place::Address(memory.as_ptr().addr().get() as u64);
                 self.socket.send(&reply(place), None).await

@@ -16,9 +16,10 @@ impl Link {
                 pin,
                 place,
                 len,
+                writable,
             } => {
                 // From here on, the pin ends when this is dropped.
-                let mut grip = Grip::new(self.clone(), pin, place, len);
+                let mut grip = Grip::new(self.clone(), pin, place, len, writable);
                 if let Place::Segment {
                     segment,
                     segment_len,

@@ -13,6 +13,8 @@ use crate::{TransferError, TransferOptions};
 pub(crate) struct Grip {
     link: Arc<Link>,
     pin: u64,
+    kind: Kind,
+    writable: bool,
     /// Where the region is.
     place: Place,
     /// The segment it is in, for shared memory.
@@ -62,6 +64,7 @@ impl Link {
             });
         }
         grip.region = region.region;
+        grip.kind = kind;
         Ok(grip)
     }
 
@@ -123,10 +126,13 @@ impl Link {
 }
 
 impl Grip {
-    pub(super) fn new(link: Arc<Link>, pin: u64, place: Place, len: u64) -> Self {
+    /// The link fills in region and kind.
+    pub(super) fn new(link: Arc<Link>, pin: u64, place: Place, len: u64, writable: bool) -> Self {
         Self {
             link,
             pin,
+            kind: Kind::Shm,
+            writable,
             place,
             segment: None,
             region: 0,
@@ -140,6 +146,20 @@ impl Grip {
 
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.link
+    }
+
+    /// Number of the pin, by which the owner knows it.
+    pub(crate) fn pin(&self) -> u64 {
+        self.pin
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Whether the owner lets it be written.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
     }
 
     pub(crate) fn place(&self) -> Place {

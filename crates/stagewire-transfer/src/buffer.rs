@@ -5,19 +5,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Private pages. Those of a dropped buffer are kept for the next one: a fresh page costs several times the copy into it.
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     pages: Option<Pages>,
 }
 
 impl Buffer {
     /// At least `len` bytes, page-aligned, from 2 MiB on aligned for huge pages. Holds zeros or what was there before.
-    pub(super) fn take(len: u64) -> Option<Self> {
+    pub(crate) fn take(len: u64) -> Option<Self> {
         let size = size_class(usize::try_from(len).ok()?)?;
         let pages = pool().take(size).or_else(|| Pages::map(size))?;
         Some(Self { pages: Some(pages) })
     }
 
-    pub(super) fn as_ptr(&self) -> NonNull<u8> {
+    pub(crate) fn as_ptr(&self) -> NonNull<u8> {
         self.pages.as_ref().map_or(NonNull::dangling(), |pages| pages.ptr)
     }
 }
