@@ -159,7 +159,7 @@ async fn a_peer_of_another_version_is_told_apart() {
     listen(&listener, 1).expect("listens");
     let other = tokio::task::spawn_blocking(move || {
         let socket = accept_with(&listener, flags).expect("accepted");
-        send(&socket, b"SWD\n\x02\x00whatever", SendFlags::NOSIGNAL).expect("sent");
+        send(&socket, b"SWD\n\x09\x00whatever", SendFlags::NOSIGNAL).expect("sent");
         // Until the reader has hung up.
         let mut hello = [0; 256];
         while recv(&socket, &mut hello, RecvFlags::empty()).is_ok_and(|(read, _)| read > 0) {}
@@ -175,7 +175,7 @@ async fn a_peer_of_another_version_is_told_apart() {
         "{error}"
     );
     assert!(
-        error.to_string().contains("version 2") && error.to_string().contains("version 1"),
+        error.to_string().contains("version 9") && error.to_string().contains("version 2"),
         "{error}"
     );
     other.await.expect("no panic");
