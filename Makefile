@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench peers bench-peers lint format docs requirements clean
+.PHONY: help setup demo test soak loom bench peers bench-peers lint format docs requirements clean
 
 help: ## list these targets
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+)[a-z -]*:.*## /\1\t/' | expand -t 16
@@ -18,6 +18,9 @@ test: setup ## all tests: Rust, doctests, Python, end to end (small counts)
 
 soak: setup ## the kill and concurrency tests at full counts
 	@STAGEWIRE_SOAK=1 scripts/test
+
+loom: ## the models of shared structures, in every order of their threads (needs no set-up)
+	@scripts/loom
 
 bench: setup ## what a hand-over costs beside a memcpy of the same bytes
 	@.venv/bin/stagewire bench quick

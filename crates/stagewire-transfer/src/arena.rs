@@ -3,11 +3,13 @@
 mod available;
 mod extent;
 mod free;
+#[cfg(all(test, stagewire_loom))]
+mod models;
 mod segment;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use stagewire_core::ByteCount;
 use tokio::sync::watch;
@@ -17,13 +19,14 @@ use free::FreeRanges;
 pub(crate) use segment::{Segment, check_sealed, map};
 
 use crate::ArenaError;
+use crate::sync::{Arc, Mutex, MutexGuard};
 
 /// Extents start and end at multiples of this.
 const GRANULE: u64 = 4096;
 
 /// Size of a segment where the limit allows it. Pages are taken on first touch, so size costs nothing; one large
 /// segment means one descriptor and one mapping per reader, and no space lost between segments.
-const SEGMENT: u64 = 1 << 30;
+const SEGMENT: u64 = if cfg!(stagewire_loom) { 2 * GRANULE } else { 1 << 30 };
 
 /// Memory from which extents are allocated, up to a limit. Cloning gives another reference to the same arena.
 ///

@@ -103,6 +103,7 @@ mod push;
 mod readiness;
 mod region;
 mod shm;
+mod sync;
 mod table;
 mod target;
 mod transport;

@@ -1,13 +1,16 @@
 //! The regions of this host: who may pin what, and what is pinned.
 
+#[cfg(all(test, stagewire_loom))]
+mod models;
+
 use std::collections::HashMap;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use stagewire_core::{Capability, RegionRef};
-use tokio::sync::Notify;
 
 use crate::Memory;
+use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::wire::{Kind, Refusal};
 
 /// All regions. A number is used again under the next generation.

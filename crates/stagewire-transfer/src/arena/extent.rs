@@ -2,13 +2,12 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::slice;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use stagewire_core::{Record, RecordError};
 
 use super::{Inner, Segment};
 use crate::Borrowed;
+use crate::sync::{Arc, AtomicBool, Ordering};
 
 /// A range of the arena; goes back to it when the last reference is dropped.
 struct Range {
