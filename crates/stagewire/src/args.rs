@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::command::{bench, job, jobs, serve, status, submit, up, worker};
+use crate::command::{bench, doctor, job, jobs, serve, status, submit, up, worker};
 use crate::exit::EXIT_HELP;
 
 const EXAMPLES: &str = "\
@@ -88,10 +88,14 @@ pub(crate) enum Command {
     Cancel(job::CancelArgs),
     Status(status::StatusArgs),
     Stages(status::StagesArgs),
+    Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     /// The producing process of `bench`.
     #[command(hide = true)]
     BenchProducer(bench::ProducerArgs),
+    /// One of the two processes of `doctor`.
+    #[command(hide = true)]
+    DoctorPeer(doctor::PeerArgs),
 }
 
 impl Command {
@@ -106,8 +110,9 @@ impl Command {
             Self::Cancel(args) => args.server.json,
             Self::Status(args) => args.server.json,
             Self::Stages(args) => args.server.json,
+            Self::Doctor(args) => args.json,
             Self::Bench(args) => args.json == Some(None),
-            Self::Worker(_) | Self::BenchProducer(_) => false,
+            Self::Worker(_) | Self::BenchProducer(_) | Self::DoctorPeer(_) => false,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One module for each command.
 
 pub(crate) mod bench;
+pub(crate) mod doctor;
 pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod serve;

@@ -1,7 +1,7 @@
 //! The `stagewire` command line.
 //!
 //! *What it is.* One file under `command` for each command; `supervisor` keeps worker processes running; `client`
-//! speaks the server's HTTP API; `bench` measures. Everything else is in the crates below.
+//! speaks the server's HTTP API; `bench` measures; `doctor` looks at the host. Everything else is in the crates below.
 //!
 //! *Guarantees.* Data goes to stdout, talk to stderr, `--json` prints one document. The exit status says what
 //! `exit::Exit` lists. What `up` starts has ended when `up` has ended, unless `up` itself was killed: then the workers
@@ -11,6 +11,7 @@ mod args;
 mod bench;
 mod client;
 mod command;
+mod doctor;
 mod exit;
 mod output;
 mod progress;
@@ -55,8 +56,10 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
                     Command::Cancel(args) => command::job::cancel(args, global, output).await,
                     Command::Status(args) => command::status::run(args, global, output).await,
                     Command::Stages(args) => command::status::stages(args, global, output).await,
+                    Command::Doctor(args) => command::doctor::run(args, global, output).await,
                     Command::Bench(args) => command::bench::run(args, output).await,
                     Command::BenchProducer(args) => bench::produce(args).await,
+                    Command::DoctorPeer(args) => doctor::peer(args).await,
                     Command::Worker(_) => unreachable!("handled above"),
                 }
             });

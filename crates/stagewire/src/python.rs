@@ -39,13 +39,18 @@ impl Python {
     /// The interpreter for a pipeline: the one given, else of the active virtual environment, else of a `.venv` beside
     /// the pipeline or above it, else `python3`. It must be able to import the package.
     pub(crate) fn find(given: Option<&Path>, pipeline: &Path) -> Result<Self, Fault> {
-        let active = env::var_os("VIRTUAL_ENV");
-        let python = Self::choose(given, active.as_deref(), pipeline);
+        let python = Self::choose(given, pipeline);
         python.check()?;
         Ok(python)
     }
 
-    fn choose(given: Option<&Path>, active: Option<&OsStr>, pipeline: &Path) -> Self {
+    /// The same, whatever it can do.
+    pub(crate) fn choose(given: Option<&Path>, pipeline: &Path) -> Self {
+        let active = env::var_os("VIRTUAL_ENV");
+        Self::choose_from(given, active.as_deref(), pipeline)
+    }
+
+    fn choose_from(given: Option<&Path>, active: Option<&OsStr>, pipeline: &Path) -> Self {
         if let Some(program) = given {
             return Self {
                 program: program.to_owned(),
@@ -116,7 +121,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pipeline = dir.path().join("examples/wan/stagewire.toml");
         std::fs::create_dir_all(pipeline.parent().unwrap()).unwrap();
-        let choose = |given, active| Python::choose(given, active, &pipeline);
+        let choose = |given, active| Python::choose_from(given, active, &pipeline);
 
         let above = environment(&dir.path().join(".venv"));
         assert_eq!(
