@@ -6,14 +6,15 @@ use super::root::Root;
 const NAME: &str = "interfaces";
 
 pub(super) fn look(root: &Root) -> Vec<Check> {
-    let path = "/sys/class/net";
-    let names = match root.names(path) {
-        Ok(Some(names)) => names,
+    // Of the network namespace that this process is in; /sys may show another one's.
+    let path = "/proc/net/dev";
+    let names = match root.read(path) {
+        Ok(Some(text)) => names(&text),
         Ok(None) => {
             return vec![Check::unknown(
                 NAME,
                 format!("there is no {path}"),
-                "mount /sys; see `ip address`",
+                "mount /proc; see `ip address`",
             )];
         }
         Err(why) => return vec![Check::unknown(NAME, why, "see `ip address`")],
@@ -21,8 +22,8 @@ pub(super) fn look(root: &Root) -> Vec<Check> {
     let mut shown = Vec::new();
     let mut data = Vec::new();
     for name in names.iter().filter(|name| name.as_str() != "lo") {
-        let read = |file| root.text(&format!("{path}/{name}/{file}"));
-        let Some(state) = read("operstate") else { continue };
+        let read = |file| root.text(&format!("/sys/class/net/{name}/{file}"));
+        let state = read("operstate").unwrap_or_else(|| "state unknown".to_owned());
         // Virtual devices have none, and say -1 or refuse.
         let speed = read("speed").and_then(|speed| speed.parse::<u64>().ok());
         let mtu = read("mtu").and_then(|mtu| mtu.parse::<u64>().ok());
@@ -53,6 +54,13 @@ pub(super) fn look(root: &Root) -> Vec<Check> {
             "nothing on one host; else give the host or container a network",
         )
     }]
+}
+
+/// The names before the colons, below a header of two lines.
+fn names(text: &str) -> Vec<String> {
+    let lines = text.lines().skip(2);
+    let names = lines.filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()));
+    names.collect()
 }
 
 /// Addresses of this host, without those of loopback and links.
@@ -98,6 +106,13 @@ mod tests {
     use super::*;
     use crate::doctor::root::Fixture;
 
+    const DEV: &str = "/proc/net/dev";
+
+    fn dev(names: &[&str]) -> String {
+        let lines = names.iter().map(|name| format!("{name:>6}: 1520 16 0 0 0 0 0 0\n"));
+        "Inter-|   Receive\n face |bytes packets\n".to_owned() + &lines.collect::<String>()
+    }
+
     const TRIE: &str = "\
 Main:
   +-- 0.0.0.0/0 3 0 5
@@ -122,11 +137,12 @@ fd000000000000000000000000000005 02 40 00 80     eth0
     #[test]
     fn interfaces_and_addresses_are_listed() {
         let fixture = Fixture::new(&[
-            ("/sys/class/net/lo/operstate", "unknown\n"),
+            (DEV, &dev(&["lo", "eth0", "veth1"])),
             ("/sys/class/net/eth0/operstate", "up\n"),
             ("/sys/class/net/eth0/speed", "25000\n"),
             ("/sys/class/net/eth0/mtu", "9000\n"),
             ("/sys/class/net/veth1/operstate", "down\n"),
+            ("/sys/class/net/eth7/operstate", "of another network namespace\n"),
             ("/sys/class/net/veth1/speed", "-1\n"),
             ("/proc/net/fib_trie", TRIE),
             ("/proc/net/if_inet6", INET6),
@@ -143,16 +159,16 @@ fd000000000000000000000000000005 02 40 00 80     eth0
 
     #[test]
     fn loopback_alone_is_noted() {
-        let fixture = Fixture::new(&[("/sys/class/net/lo/operstate", "unknown\n")]);
+        let fixture = Fixture::new(&[(DEV, &dev(&["lo"]))]);
         let check = &look(&fixture.root())[0];
         assert_eq!((check.state, check.value.as_str()), (State::Note, "loopback alone"));
     }
 
     #[test]
-    fn without_sys_nothing_is_claimed() {
+    fn without_proc_nothing_is_claimed() {
         let fixture = Fixture::new(&[]);
         assert_eq!(look(&fixture.root())[0].state, State::Unknown);
-        fixture.refuse_directory("/sys/class/net");
+        fixture.refuse_file(DEV);
         assert_eq!(look(&fixture.root())[0].state, State::Unknown);
     }
 }

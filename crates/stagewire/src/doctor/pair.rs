@@ -106,7 +106,7 @@ fn shm(outcome: Result<(), String>) -> Check {
             "shm",
             "does not work",
             why,
-            "payloads go by tcp; look at memory, open-files and container below, and allow memfd_create and Unix sockets",
+            "look at memory, open-files and container; allow memfd_create, pidfd_open and Unix sockets. Payloads go by tcp else",
         )
         .with("usable", false),
     }
@@ -133,7 +133,7 @@ fn cma_advice(root: &Root, scope: Option<&str>) -> String {
             "as root: sysctl kernel.yama.ptrace_scope=0, or give CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE), {otherwise}"
         ),
         _ if rights.filtered() => format!(
-            "let the seccomp profile pass process_vm_readv, as docker's does with --cap-add SYS_PTRACE, {otherwise}"
+            "let the seccomp profile pass process_vm_readv and pidfd_open, as docker's does with --cap-add SYS_PTRACE, {otherwise}"
         ),
         _ => format!("run both processes as one user in one PID namespace, {otherwise}"),
     }
