@@ -3,7 +3,8 @@
 //! *What it is.* The [`Transport`] trait and two transports of one host. With `shm`, payloads lie in the producer's
 //! [`Arena`], and consumers map them read-only or copy them out. With `cma`, they lie anywhere in the producer's memory,
 //! and consumers copy them with `process_vm_readv`. A [`Host`] is what a process needs once: arena, region table, and
-//! the socket at which peers pin regions. `conformance` (feature `conformance`) checks any transport.
+//! the socket at which peers pin regions. [`decorate`] makes any transport slow or faulty, for tests and simulation;
+//! `conformance` (feature `conformance`) checks any transport.
 //!
 //! *What it is not.* It knows no tensors, chunks or jobs, only bytes and strided records; it reaches no other host and
 //! no device memory.
@@ -92,6 +93,7 @@ mod cma;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod copy;
+pub mod decorate;
 mod error;
 mod host;
 mod link;

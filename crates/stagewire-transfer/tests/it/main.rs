@@ -3,6 +3,7 @@
 mod arena;
 mod child;
 mod conformance;
+mod decorate;
 mod directory;
 mod hand_over;
 mod process_death;
