@@ -99,6 +99,7 @@ mod host;
 mod link;
 mod mapping;
 mod memory;
+mod mooncake;
 mod process;
 mod pull;
 mod push;
@@ -120,6 +121,7 @@ pub use host::{Host, HostOptions, HostStats, SocketFile, listen_unix, sweep};
 pub use mapping::Mapping;
 
 pub use memory::{Borrowed, Memory, Writable};
+pub use mooncake::{Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Segment, SegmentBuffer};
 pub use process::{ProcessWatch, this_process};
 pub use region::Region;
 pub use target::Target;

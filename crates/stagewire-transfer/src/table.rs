@@ -148,6 +148,11 @@ impl Table {
         drop(memory);
     }
 
+    /// Whether it takes new pins.
+    pub(crate) fn is_registered(&self, key: RegionKey) -> bool {
+        self.lock().entry(key).is_some_and(|entry| !entry.released)
+    }
+
     pub(crate) fn is_idle(&self, key: RegionKey) -> bool {
         self.lock().entry(key).is_none_or(|entry| entry.pins == 0)
     }

@@ -1,0 +1,196 @@
+//! The addresses under which peers know memory of this process.
+//!
+//! They are no addresses of this process: each is drawn at random when memory is exposed or pinned, and means nothing any
+//! more when that ends. So what a peer kept for too long is unknown, and cannot reach memory that came after.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stagewire_core::Capability;
+
+use super::data::{Operation, Request};
+use super::handshake::Buffer;
+use crate::Memory;
+use crate::table::{Pins, RegionKey, Table};
+use crate::wire::Kind;
+
+/// Addresses are multiples of this: peers may expect memory to be aligned.
+const ALIGN: u64 = 4096;
+
+/// All addresses in use.
+#[derive(Default)]
+pub(crate) struct Addresses {
+    grants: Mutex<BTreeMap<u64, Arc<Grant>>>,
+}
+
+/// What one range of addresses stands for.
+struct Grant {
+    base: u64,
+    len: u64,
+    source: Source,
+    ended: AtomicBool,
+}
+
+enum Source {
+    /// A region of this process that any peer may use for as long as it is registered.
+    Exposed {
+        table: Arc<Table>,
+        key: RegionKey,
+        capability: Capability,
+    },
+    /// Memory that one of our own peers has pinned.
+    Pinned(Memory),
+}
+
+/// A range of addresses. It ends when this is dropped; requests under way end soon after.
+pub(crate) struct Lent {
+    addresses: Arc<Addresses>,
+    grant: Arc<Grant>,
+}
+
+/// Memory that a request may use, kept in place until this is dropped.
+pub(crate) struct Held {
+    memory: Memory,
+    offset: u64,
+    grant: Arc<Grant>,
+    /// Ends last, so that memory without pins is not in use.
+    _pin: Option<Pin>,
+}
+
+/// Keeps a region in the table.
+struct Pin(Option<Pins>);
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Some(pins) = self.0.take() {
+            pins.end();
+        }
+    }
+}
+
+impl Addresses {
+    /// Lends a registered region to any peer.
+    pub(crate) fn expose(
+        self: &Arc<Self>,
+        table: Arc<Table>,
+        key: RegionKey,
+        capability: Capability,
+        len: u64,
+    ) -> Option<Lent> {
+        self.lend(len, Source::Exposed { table, key, capability })
+    }
+
+    /// Lends memory that a peer has pinned.
+    pub(crate) fn lend_pinned(self: &Arc<Self>, memory: Memory) -> Option<Lent> {
+        self.lend(memory.len(), Source::Pinned(memory))
+    }
+
+    /// `None` where so many bytes fit nowhere.
+    fn lend(self: &Arc<Self>, len: u64, source: Source) -> Option<Lent> {
+        let mut grants = self.lock();
+        let base = (0..64).find_map(|_| {
+            let base = rand::random_range(1..(1_u64 << 62) / ALIGN) * ALIGN;
+            let end = base.checked_add(len)?.checked_add(ALIGN)?;
+            let before = grants.range(..end).next_back();
+            before
+                .is_none_or(|(_, grant)| grant.base + grant.len < base)
+                .then_some(base)
+        })?;
+        let grant = Arc::new(Grant {
+            base,
+            len,
+            source,
+            ended: AtomicBool::new(false),
+        });
+        grants.insert(base, grant.clone());
+        drop(grants);
+        Some(Lent {
+            addresses: self.clone(),
+            grant,
+        })
+    }
+
+    /// The memory that a request names, if it may be used so.
+    pub(crate) fn hold(&self, request: &Request) -> Option<Held> {
+        let grant = self.find(request)?;
+        let (memory, pin) = match &grant.source {
+            Source::Pinned(memory) => (memory.clone(), None),
+            Source::Exposed { table, key, capability } => {
+                let mut pins = Pins::new(table.clone());
+                let pinned = pins.pin(Kind::Mooncake, *key, capability);
+                let pin = Pin(Some(pins));
+                (pinned.ok()?.1, Some(pin))
+            }
+        };
+        let offset = request.addr - grant.base;
+        let held = Held {
+            memory,
+            offset,
+            grant,
+            _pin: pin,
+        };
+        (request.operation == Operation::Read || held.memory.is_writable()).then_some(held)
+    }
+
+    fn find(&self, request: &Request) -> Option<Arc<Grant>> {
+        let grants = self.lock();
+        let (_, grant) = grants.range(..=request.addr).next_back()?;
+        let end = request.addr.checked_add(request.len)?;
+        (end <= grant.base + grant.len).then(|| grant.clone())
+    }
+
+    /// What any peer may use, as it is listed.
+    pub(crate) fn exposed(&self, name: &str) -> Vec<Buffer> {
+        let grants = self.lock();
+        let exposed = grants.values().filter(|grant| grant.is_exposed() && grant.is_open());
+        exposed
+            .map(|grant| Buffer::new(grant.base, grant.len, name.to_owned()))
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Grant>>> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Grant {
+    fn is_exposed(&self) -> bool {
+        matches!(self.source, Source::Exposed { .. })
+    }
+
+    fn is_open(&self) -> bool {
+        let registered = match &self.source {
+            Source::Exposed { table, key, .. } => table.is_registered(*key),
+            Source::Pinned(_) => true,
+        };
+        registered && !self.ended.load(Ordering::Acquire)
+    }
+}
+
+impl Lent {
+    /// The first address.
+    pub(crate) fn base(&self) -> u64 {
+        self.grant.base
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.grant.ended.store(true, Ordering::Release);
+        self.addresses.lock().remove(&self.grant.base);
+    }
+}
+
+impl Held {
+    /// The first byte of the request.
+    pub(crate) fn as_ptr(&self) -> std::ptr::NonNull<u8> {
+        // SAFETY: `Addresses::find` compared offset and length with the grant, which is as long as the memory.
+        unsafe { self.memory.as_ptr().add(self.offset as usize) }
+    }
+
+    /// Whether the request may go on: nobody took the addresses back meanwhile.
+    pub(crate) fn is_open(&self) -> bool {
+        self.grant.is_open()
+    }
+}
