@@ -7,6 +7,7 @@ mod decorate;
 mod directory;
 mod hand_over;
 mod mooncake;
+mod mooncake_faults;
 mod mooncake_peer;
 mod mooncake_ports;
 mod process_death;

@@ -1,4 +1,5 @@
 use std::io;
+use std::pin::pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Operation, REQUEST, Request, RequestError, STATUS, Status};
 use crate::host::stopped;
@@ -18,6 +19,9 @@ const CONNECTIONS: usize = 1024;
 
 /// A peer that takes or gives no byte of a request for so long is cut off: its request holds memory.
 const STALL: Duration = Duration::from_secs(30);
+
+/// How often a request that moves nothing looks whether its memory may still be used.
+const TICK: Duration = Duration::from_millis(250);
 
 /// Bytes between two looks at whether the memory may still be used.
 const STEP: usize = 4 << 20;
@@ -121,12 +125,23 @@ async fn give(stream: &TcpStream, held: &Held, len: usize) -> Result<(), Ended> 
         // SAFETY: `held` keeps the bytes in place; their number was checked. They are readable, and the kernel does not
         // mind that a peer may write to them meanwhile.
         unsafe { vectors.push(held.as_ptr().add(at), STEP.min(len - at)) };
-        timeout(STALL, vectors.send(stream))
-            .await
-            .map_err(|_| Ended::Stalled)??;
+        unless_over(held, vectors.send(stream)).await?;
         vectors.clear();
     }
     Ok(())
+}
+
+/// Moves bytes of a request, until its memory was released or nothing has moved for long.
+async fn unless_over(held: &Held, moving: impl Future<Output = io::Result<()>>) -> Result<(), Ended> {
+    let (mut moving, begun) = (pin!(moving), Instant::now());
+    loop {
+        match timeout(TICK, &mut moving).await {
+            Ok(moved) => return Ok(moved?),
+            Err(_) if !held.is_open() => return Err(Ended::Released),
+            Err(_) if begun.elapsed() >= STALL => return Err(Ended::Stalled),
+            Err(_) => {}
+        }
+    }
 }
 
 /// Receives bytes, and says so once the last one is in place.
@@ -136,9 +151,7 @@ async fn take(stream: &TcpStream, held: &Held, len: usize) -> Result<(), Ended> 
     // answer for what they do to each other, and read only once nobody holds it.
     unsafe { vectors.push(held.as_ptr(), len) };
     while vectors.left() > 0 {
-        timeout(STALL, vectors.receive(stream, &mut turns))
-            .await
-            .map_err(|_| Ended::Stalled)??;
+        unless_over(held, vectors.receive(stream, &mut turns)).await?;
         if !held.is_open() {
             return Err(Ended::Released);
         }
@@ -147,10 +160,7 @@ async fn take(stream: &TcpStream, held: &Held, len: usize) -> Result<(), Ended> 
     let status = Status::Done.encode();
     // SAFETY: the status outlives the vectors.
     unsafe { vectors.push(NonNull::from(&status).cast(), STATUS) };
-    timeout(STALL, vectors.send(stream))
-        .await
-        .map_err(|_| Ended::Stalled)??;
-    Ok(())
+    unless_over(held, vectors.send(stream)).await
 }
 
 /// Says that a request is refused. What the peer sends after it is thrown away for a while: a socket that is closed with
