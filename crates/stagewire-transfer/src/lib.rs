@@ -100,6 +100,8 @@ mod link;
 mod mapping;
 mod memory;
 mod mooncake;
+#[cfg(feature = "probe")]
+pub mod probe;
 mod process;
 mod pull;
 mod push;

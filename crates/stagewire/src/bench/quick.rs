@@ -17,7 +17,7 @@ use stagewire_transfer::Target;
 
 use self::latent::Latent;
 use self::producer::{Memory, Order, Producer, now};
-use crate::bench::report::{self, Report};
+use crate::bench::report::{self, Goal, Report, Unit};
 use crate::bench::stats::Pairs;
 use crate::exit::Fault;
 
@@ -26,7 +26,7 @@ const WARM_UP: u64 = 3;
 
 const TARGET: report::Target = report::Target {
     text: "<= 1 ms + one memcpy",
-    excess_ms: 1.0,
+    goal: Goal::ExcessMs(1.0),
 };
 
 /// One way to hand over.
@@ -79,7 +79,16 @@ pub(super) async fn run(pairs: usize) -> Result<Report, Fault> {
         let name = case.name();
         match case.skipped {
             Some(why) => report.skip(name, "handover", why),
-            None => report.add(name, "handover", &case.pairs, "memcpy", TARGET),
+            None => {
+                let row = report::Case {
+                    name,
+                    metric: "handover",
+                    unit: Unit::Milliseconds,
+                    reference: "memcpy".to_owned(),
+                    target: Some(TARGET),
+                };
+                report.add(row, &case.pairs);
+            }
         }
     }
     Ok(report)

@@ -1,9 +1,14 @@
+mod figures;
+
 use serde::Serialize;
 
 use super::machine::Machine;
 use super::stats::{Pairs, Summary};
 use crate::exit::Fault;
 use crate::output::Output;
+
+pub(crate) use figures::{Goal, Target, Unit};
+use figures::{Figures, Measured};
 
 /// The result of one benchmark.
 #[derive(Debug, Serialize)]
@@ -14,7 +19,7 @@ pub(crate) struct Report {
     rows: Vec<Row>,
 }
 
-/// One case. Times are in milliseconds.
+/// One case beside one reference.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     case: String,
@@ -23,35 +28,15 @@ pub(crate) struct Row {
     figures: Figures,
 }
 
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Figures {
-    Measured(Box<Measured>),
-    Skipped { skipped: String },
-}
-
-#[derive(Debug, Serialize)]
-struct Measured {
-    value: f64,
-    value_quartiles: [f64; 2],
-    unit: &'static str,
-    reference: &'static str,
-    reference_value: f64,
-    /// Median of the ratios of the pairs.
-    ratio: f64,
-    ratio_quartiles: [f64; 2],
-    pairs: usize,
-    target: String,
-    met: bool,
-}
-
-/// What a row must reach.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Target {
-    /// As people read it.
-    pub(crate) text: &'static str,
-    /// Milliseconds by which the value may exceed its reference, as the median over the pairs.
-    pub(crate) excess_ms: f64,
+/// What a row of pairs says besides its figures.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) metric: &'static str,
+    pub(crate) unit: Unit,
+    pub(crate) reference: String,
+    /// `None` where the reference only gives an idea.
+    pub(crate) target: Option<Target>,
 }
 
 impl Report {
@@ -65,42 +50,59 @@ impl Report {
     }
 
     /// A row of pairs of times.
-    pub(crate) fn add(
-        &mut self,
-        case: String,
-        metric: &'static str,
-        pairs: &Pairs,
-        reference: &'static str,
-        target: Target,
-    ) {
-        let (value, ratio) = (pairs.value(), pairs.ratio());
-        let quartiles = |summary: Summary, scale: f64| [summary.first_quartile * scale, summary.third_quartile * scale];
+    pub(crate) fn add(&mut self, case: Case, pairs: &Pairs) {
+        let quartiles = |summary: Summary| [summary.first_quartile, summary.third_quartile];
+        let unit = case.unit;
+        let value = pairs.value_by(|seconds| unit.of(seconds));
+        let ratio = pairs.ratio_by(|seconds| unit.of(seconds));
         let measured = Measured {
-            value: value.median * 1e3,
-            value_quartiles: quartiles(value, 1e3),
-            unit: "ms",
-            reference,
-            reference_value: pairs.reference().median * 1e3,
-            ratio: ratio.median,
-            ratio_quartiles: quartiles(ratio, 1.0),
+            value: value.median,
+            value_quartiles: Some(quartiles(value)),
+            unit: unit.name(),
+            reference: Some(case.reference),
+            reference_value: Some(pairs.reference_by(|seconds| unit.of(seconds)).median),
+            ratio: Some(ratio.median),
+            ratio_quartiles: Some(quartiles(ratio)),
             pairs: pairs.len(),
-            target: target.text.to_owned(),
-            met: pairs.excess().median * 1e3 <= target.excess_ms,
+            target: case.target.map(|target| target.text.to_owned()),
+            met: case.target.map(|target| match target.goal {
+                Goal::ExcessMs(most) => pairs.excess().median * 1e3 <= most,
+                Goal::RatioAtLeast(least) => ratio.median >= least,
+                Goal::RatioAtMost(most) => ratio.median <= most,
+                Goal::AtMost(most) => value.median <= most,
+            }),
         };
-        self.rows.push(Row {
-            case,
-            metric,
-            figures: Figures::Measured(Box::new(measured)),
-        });
+        self.push(case.name, case.metric, Figures::Measured(Box::new(measured)));
+    }
+
+    /// A row that counts something, with no reference.
+    pub(crate) fn count(&mut self, name: String, metric: &'static str, value: f64, unit: &'static str, target: Target) {
+        let met = match target.goal {
+            Goal::AtMost(most) => value <= most,
+            Goal::ExcessMs(_) | Goal::RatioAtLeast(_) | Goal::RatioAtMost(_) => false,
+        };
+        let measured = Measured {
+            value,
+            value_quartiles: None,
+            unit,
+            reference: None,
+            reference_value: None,
+            ratio: None,
+            ratio_quartiles: None,
+            pairs: 1,
+            target: Some(target.text.to_owned()),
+            met: Some(met),
+        };
+        self.push(name, metric, Figures::Measured(Box::new(measured)));
     }
 
     /// A row that could not be measured here, and why.
     pub(crate) fn skip(&mut self, case: String, metric: &'static str, why: String) {
-        self.rows.push(Row {
-            case,
-            metric,
-            figures: Figures::Skipped { skipped: why },
-        });
+        self.push(case, metric, Figures::Skipped { skipped: why });
+    }
+
+    fn push(&mut self, case: String, metric: &'static str, figures: Figures) {
+        self.rows.push(Row { case, metric, figures });
     }
 
     pub(crate) fn print(&self, output: &Output) -> Result<(), Fault> {
@@ -121,30 +123,8 @@ impl Report {
 
 impl Row {
     fn cells(&self) -> [String; 6] {
-        match &self.figures {
-            Figures::Skipped { skipped } => {
-                let none = String::new;
-                [
-                    self.case.clone(),
-                    format!("skipped: {skipped}"),
-                    none(),
-                    none(),
-                    none(),
-                    none(),
-                ]
-            }
-            Figures::Measured(row) => {
-                let [low, high] = row.ratio_quartiles;
-                [
-                    self.case.clone(),
-                    format!("{:.3} {}", row.value, row.unit),
-                    format!("{} {:.3} {}", row.reference, row.reference_value, row.unit),
-                    format!("{:.2} ({low:.2} to {high:.2})", row.ratio),
-                    row.target.clone(),
-                    if row.met { "met" } else { "MISSED" }.to_owned(),
-                ]
-            }
-        }
+        let [median, reference, ratio, target, met] = self.figures.cells();
+        [self.case.clone(), median, reference, ratio, target, met]
     }
 }
 
@@ -154,16 +134,30 @@ mod tests {
 
     use super::*;
 
+    fn pairs(value: u64, reference: u64) -> Pairs {
+        let mut pairs = Pairs::default();
+        pairs.push(Duration::from_millis(value), Duration::from_millis(reference));
+        pairs
+    }
+
+    fn case(unit: Unit, target: Option<Target>) -> Case {
+        Case {
+            name: "shm, whole".to_owned(),
+            metric: "handover",
+            unit,
+            reference: "memcpy".to_owned(),
+            target,
+        }
+    }
+
     #[test]
     fn rows_have_the_published_fields() {
         let mut report = Report::new("quick");
-        let mut pairs = Pairs::default();
-        pairs.push(Duration::from_millis(3), Duration::from_millis(2));
         let target = Target {
             text: "at most 1 ms + one memcpy",
-            excess_ms: 1.0,
+            goal: Goal::ExcessMs(1.0),
         };
-        report.add("shm, whole".to_owned(), "handover", &pairs, "memcpy", target);
+        report.add(case(Unit::Milliseconds, Some(target)), &pairs(3, 2));
         report.skip("cma, whole".to_owned(), "handover", "ptrace is forbidden".to_owned());
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(
@@ -188,5 +182,39 @@ mod tests {
         }
         assert_eq!(json["rows"][0]["met"], true);
         assert_eq!(json["rows"][1]["skipped"], "ptrace is forbidden");
+    }
+
+    #[test]
+    fn throughput_counts_upwards() {
+        let mut report = Report::new("transfer");
+        let unit = Unit::GigabytesPerSecond { bytes: 4_000_000 };
+        let at_least = |least| Target {
+            text: "",
+            goal: Goal::RatioAtLeast(least),
+        };
+        // Twice the time is half the throughput.
+        report.add(case(unit, Some(at_least(0.5))), &pairs(4, 2));
+        report.add(case(unit, Some(at_least(0.6))), &pairs(4, 2));
+        report.add(case(unit, None), &pairs(4, 2));
+        let json = serde_json::to_value(&report).unwrap();
+        let row = |index: usize| &json["rows"][index];
+        assert_eq!((row(0)["value"].as_f64(), row(0)["ratio"].as_f64()), (Some(1.0), Some(0.5)));
+        assert_eq!(row(0)["reference_value"].as_f64(), Some(2.0));
+        assert_eq!((&row(0)["met"], &row(1)["met"]), (&true.into(), &false.into()));
+        assert!(row(2)["met"].is_null() && row(2)["target"].is_null());
+    }
+
+    #[test]
+    fn counted_rows_have_no_reference() {
+        let mut report = Report::new("transfer");
+        let target = Target {
+            text: "0",
+            goal: Goal::AtMost(0.0),
+        };
+        report.count("shm map".to_owned(), "copied", 0.0, "B", target);
+        report.count("shm map".to_owned(), "copied", 1.0, "B", target);
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!((&json["rows"][0]["met"], &json["rows"][1]["met"]), (&true.into(), &false.into()));
+        assert!(json["rows"][0]["reference"].is_null());
     }
 }

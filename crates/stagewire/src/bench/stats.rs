@@ -46,6 +46,15 @@ pub(crate) struct Pairs {
 }
 
 impl Pairs {
+    /// Of values and references that were measured in the same rounds.
+    pub(crate) fn of(values: &[Duration], references: &[Duration]) -> Self {
+        let mut pairs = Self::default();
+        for (value, reference) in values.iter().zip(references) {
+            pairs.push(*value, *reference);
+        }
+        pairs
+    }
+
     pub(crate) fn push(&mut self, value: Duration, reference: Duration) {
         self.value.push(value.as_secs_f64());
         self.reference.push(reference.as_secs_f64());
@@ -55,19 +64,19 @@ impl Pairs {
         self.value.len()
     }
 
-    /// Seconds.
-    pub(crate) fn value(&self) -> Summary {
-        Summary::of(self.value.iter().copied())
+    /// Of the values, each turned from seconds into another unit.
+    pub(crate) fn value_by(&self, unit: impl Fn(f64) -> f64) -> Summary {
+        Summary::of(self.value.iter().map(|seconds| unit(*seconds)))
     }
 
-    /// Seconds.
-    pub(crate) fn reference(&self) -> Summary {
-        Summary::of(self.reference.iter().copied())
+    /// As [`Pairs::value_by`], of the references.
+    pub(crate) fn reference_by(&self, unit: impl Fn(f64) -> f64) -> Summary {
+        Summary::of(self.reference.iter().map(|seconds| unit(*seconds)))
     }
 
     /// Of the ratios of the pairs, which is not the ratio of the medians.
-    pub(crate) fn ratio(&self) -> Summary {
-        Summary::of(self.paired().map(|(value, reference)| value / reference))
+    pub(crate) fn ratio_by(&self, unit: impl Fn(f64) -> f64) -> Summary {
+        Summary::of(self.paired().map(|(value, reference)| unit(value) / unit(reference)))
     }
 
     /// Seconds by which the value exceeds its reference, pair by pair.
@@ -103,7 +112,7 @@ mod tests {
         for (value, reference) in [(2, 1), (20, 10), (2, 1), (20, 10), (2, 1)] {
             pairs.push(ms(value), ms(reference));
         }
-        assert!((pairs.ratio().median - 2.0).abs() < 1e-9);
+        assert!((pairs.ratio_by(|seconds| seconds).median - 2.0).abs() < 1e-9);
         assert!((pairs.excess().median - 0.001).abs() < 1e-9);
         assert_eq!(pairs.len(), 5);
     }

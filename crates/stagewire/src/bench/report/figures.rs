@@ -1,0 +1,95 @@
+use serde::Serialize;
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Figures {
+    Measured(Box<Measured>),
+    Skipped { skipped: String },
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Measured {
+    pub(super) value: f64,
+    pub(super) value_quartiles: Option<[f64; 2]>,
+    pub(super) unit: &'static str,
+    pub(super) reference: Option<String>,
+    pub(super) reference_value: Option<f64>,
+    /// Median of the ratios of the pairs: value by reference, both in the unit of the row.
+    pub(super) ratio: Option<f64>,
+    pub(super) ratio_quartiles: Option<[f64; 2]>,
+    pub(super) pairs: usize,
+    pub(super) target: Option<String>,
+    pub(super) met: Option<bool>,
+}
+
+/// What a row must reach.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    /// As people read it.
+    pub(crate) text: &'static str,
+    pub(crate) goal: Goal,
+}
+
+/// When a target is met, as the median over the pairs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Goal {
+    /// Milliseconds by which the value may exceed its reference.
+    ExcessMs(f64),
+    RatioAtLeast(f64),
+    RatioAtMost(f64),
+    /// In the unit of the row.
+    AtMost(f64),
+}
+
+/// How times are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Milliseconds,
+    Microseconds,
+    /// Of so many bytes in the time.
+    GigabytesPerSecond {
+        bytes: u64,
+    },
+}
+
+impl Unit {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Milliseconds => "ms",
+            Self::Microseconds => "us",
+            Self::GigabytesPerSecond { .. } => "GB/s",
+        }
+    }
+
+    pub(super) fn of(self, seconds: f64) -> f64 {
+        match self {
+            Self::Milliseconds => seconds * 1e3,
+            Self::Microseconds => seconds * 1e6,
+            #[expect(clippy::cast_precision_loss, reason = "far fewer bytes than 2^52")]
+            Self::GigabytesPerSecond { bytes } => bytes as f64 / seconds / 1e9,
+        }
+    }
+}
+
+impl Figures {
+    /// Median, reference, ratio, target, whether it is met.
+    pub(super) fn cells(&self) -> [String; 5] {
+        let none = String::new;
+        match self {
+            Self::Skipped { skipped } => [format!("skipped: {skipped}"), none(), none(), none(), none()],
+            Self::Measured(row) => {
+                let digits = if row.unit == "GB/s" { 2 } else { 3 };
+                let with_unit = |value: f64| format!("{value:.digits$} {}", row.unit);
+                let reference = row.reference.as_ref().zip(row.reference_value);
+                let ratio = row.ratio.zip(row.ratio_quartiles);
+                [
+                    with_unit(row.value),
+                    reference.map_or_else(none, |(name, value)| format!("{name} {}", with_unit(value))),
+                    ratio.map_or_else(none, |(ratio, [low, high])| format!("{ratio:.2} ({low:.2} to {high:.2})")),
+                    row.target.clone().unwrap_or_default(),
+                    row.met.map_or("", |met| if met { "met" } else { "MISSED" }).to_owned(),
+                ]
+            }
+        }
+    }
+}

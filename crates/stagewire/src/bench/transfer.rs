@@ -1,0 +1,122 @@
+//! Moves the same bytes over each transport, each copy beside a memcpy, a TCP stream and a bare copy of the same kind.
+//!
+//! The owner is another process. A copy begins when the reader, who has pinned the region, calls `pull`, and ends when the
+//! bytes count.
+
+mod contest;
+mod idle;
+mod local;
+pub(super) mod owner;
+mod paint;
+mod raw;
+mod shape;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use stagewire_core::{ByteCount, Incarnation};
+use stagewire_transfer::probe::{Probe, Room};
+use stagewire_transfer::{Host, HostOptions};
+use uuid::Uuid;
+
+use self::owner::{Memory, Owner};
+use self::shape::{Shape, size_name};
+use super::Options;
+use super::report::Report;
+use crate::exit::Fault;
+use crate::output::Output;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+const SIZES: [u64; 7] = [
+    4 * KIB,
+    64 * KIB,
+    MIB,
+    16 * MIB,
+    64 * MIB,
+    256 * MIB,
+    1024 * MIB,
+];
+
+/// Where the thresholds are, in a minute.
+const QUICK_SIZES: [u64; 3] = [4 * KIB, MIB, 64 * MIB];
+
+const SHAPES: [Shape; 4] = [Shape::Whole, Shape::Runs(16), Shape::Runs(32), Shape::Runs(128)];
+
+const QUICK_SHAPES: [Shape; 2] = [Shape::Whole, Shape::Runs(128)];
+
+/// Longest time of one operation.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What all sections use.
+struct Bench<'a> {
+    options: &'a Options,
+    output: &'a Output,
+    report: Report,
+    host: std::sync::Arc<Host>,
+    owner: Owner,
+    probe: Probe,
+}
+
+/// Memory of the reader for one size.
+struct Rooms {
+    /// The same bytes as the owner's, for memcpy.
+    own: Room,
+    destination: Room,
+}
+
+pub(super) async fn run(options: &Options, output: &Output) -> Result<Report, Fault> {
+    let dir = tempfile::Builder::new().prefix("stagewire-bench-").tempdir()?;
+    let dir = dir.path().join("peers");
+    let host = Host::start(HostOptions {
+        dir: dir.clone(),
+        incarnation: Incarnation(Uuid::new_v4()),
+        arena_limit: ByteCount(0),
+    });
+    let mut bench = Bench {
+        options,
+        output,
+        report: Report::new("transfer"),
+        host: host.await?,
+        owner: Owner::spawn(&dir)?,
+        probe: Probe::start().context("cannot start a thread")?,
+    };
+    let (sizes, shapes) = if options.quick {
+        (&QUICK_SIZES[..], &QUICK_SHAPES[..])
+    } else {
+        (&SIZES[..], &SHAPES[..])
+    };
+    for size in sizes {
+        bench.size(*size, shapes).await.with_context(|| size_name(*size))?;
+    }
+    bench.idle().await.context("idle cost")?;
+    bench.owner.end().await?;
+    bench.host.shutdown().await;
+    Ok(bench.report)
+}
+
+impl Bench<'_> {
+    /// Everything of one size.
+    async fn size(&mut self, size: u64, shapes: &[Shape]) -> anyhow::Result<()> {
+        let span = shapes.iter().map(|shape| shape.span(size)).max().unwrap_or(size);
+        let room = |len: u64| Room::new(len as usize).context("there is not enough memory");
+        let mut rooms = Rooms {
+            own: room(span)?,
+            destination: room(size)?,
+        };
+        paint::paint(rooms.own.bytes().context("in use")?);
+        self.output.say(format_args!("{}: shm", size_name(size)));
+        let held = self.owner.hold(Memory::Arena, span).await?;
+        self.shm(size, shapes, &held, &mut rooms).await.context("shm")?;
+        self.output.say(format_args!("{}: cma", size_name(size)));
+        let held = self.owner.hold(Memory::Borrowed, span).await?;
+        self.cma(size, shapes, &held, &mut rooms).await.context("cma")?;
+        self.owner.release().await
+    }
+
+    /// Whether a row is asked for.
+    fn wants(&self, case: &str) -> bool {
+        self.options.only.as_ref().is_none_or(|only| case.contains(only.as_str()))
+    }
+}
