@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use libc::{c_void, iovec};
 use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
 
-use crate::copy::{MoveError, Mover, Piece, Shape};
+use crate::copy::{self, MoveError, Mover, Piece, Shape};
 use crate::link::{Grip, Link};
 use crate::pull::pull;
 use crate::shm::register;
@@ -29,6 +29,12 @@ const SHAPE: Shape = Shape {
     large_from: 4 << 20,
     max_pieces: IOV_MAX,
 };
+
+/// Threads that copy so many bytes.
+#[cfg(feature = "probe")]
+pub(crate) fn threads(bytes: u64) -> usize {
+    if bytes < SHAPE.large_from { 1 } else { copy::threads() }
+}
 
 #[derive(Debug)]
 pub(crate) struct Cma {

@@ -100,7 +100,7 @@ pub(crate) async fn run<M: Mover>(plan: Plan, mover: M, claim: Claim) -> Result<
 }
 
 /// More threads than two gain little on one memory bus.
-fn threads() -> usize {
+pub(crate) fn threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| thread::available_parallelism().map_or(1, |cores| cores.get().min(2)))
 }

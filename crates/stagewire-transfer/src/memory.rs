@@ -148,10 +148,15 @@ impl Borrowed {
 
 impl From<Vec<u8>> for Borrowed {
     fn from(bytes: Vec<u8>) -> Self {
-        let owner = Arc::new(bytes);
+        Arc::new(bytes).into()
+    }
+}
+
+impl From<Arc<Vec<u8>>> for Borrowed {
+    fn from(owner: Arc<Vec<u8>>) -> Self {
         let ptr = NonNull::from(owner.as_slice()).cast();
         let len = owner.len();
-        // SAFETY: the Arc keeps the Vec, nobody can change a Vec inside an Arc that is not handed out.
+        // SAFETY: this reference keeps the Vec, and as long as it is there, nobody else can change it.
         unsafe { Self::new(ptr, len, owner) }
     }
 }

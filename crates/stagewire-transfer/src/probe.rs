@@ -59,6 +59,11 @@ impl Way {
     }
 }
 
+/// Threads that `cma` copies so many bytes with.
+pub fn cma_threads(bytes: u64) -> usize {
+    crate::cma::threads(bytes)
+}
+
 /// Copies with a second thread at hand, which waits between copies.
 #[derive(Debug)]
 pub struct Probe {

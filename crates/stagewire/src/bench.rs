@@ -4,10 +4,15 @@ mod machine;
 mod quick;
 mod report;
 mod stats;
+mod transfer;
 
-use crate::exit::Fault;
+use std::path::PathBuf;
 
-pub(crate) use quick::{producer::ProducerArgs, producer::produce};
+use clap::Args;
+
+use crate::exit::{Exit, Fault};
+use crate::output::Output;
+
 pub(crate) use report::Report;
 
 /// What there is to measure.
@@ -15,10 +20,43 @@ pub(crate) use report::Report;
 pub(crate) enum Name {
     /// What handing a video latent from process to process costs beside a memcpy of the same bytes
     Quick,
+    /// Each transport beside memcpy, TCP and a bare copy of the same kind, 4 KiB to 1 GiB
+    Transfer,
 }
 
-pub(crate) async fn run(name: Name, pairs: usize) -> Result<Report, Fault> {
+/// How it is measured.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    /// Pairs for each row.
+    pub(crate) pairs: usize,
+    /// A part of the rows, in a minute.
+    pub(crate) quick: bool,
+    /// Only rows whose name contains this.
+    pub(crate) only: Option<String>,
+}
+
+pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Result<Report, Fault> {
     match name {
-        Name::Quick => quick::run(pairs).await,
+        Name::Quick => quick::run(options.pairs).await,
+        Name::Transfer => transfer::run(options, output).await,
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProducerArgs {
+    /// Directory where the processes find each other.
+    #[arg(long)]
+    dir: PathBuf,
+
+    /// The benchmark that it is part of.
+    #[arg(long)]
+    bench: Name,
+}
+
+/// The other process of a benchmark: does what each line of stdin orders, until stdin ends.
+pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
+    match args.bench {
+        Name::Quick => quick::producer::produce(args.dir).await,
+        Name::Transfer => transfer::owner::serve(args.dir).await,
     }
 }

@@ -7,8 +7,8 @@ use super::stats::{Pairs, Summary};
 use crate::exit::Fault;
 use crate::output::Output;
 
-pub(crate) use figures::{Goal, Target, Unit};
 use figures::{Figures, Measured};
+pub(crate) use figures::{Goal, Target, Unit};
 
 /// The result of one benchmark.
 #[derive(Debug, Serialize)]
@@ -198,7 +198,10 @@ mod tests {
         report.add(case(unit, None), &pairs(4, 2));
         let json = serde_json::to_value(&report).unwrap();
         let row = |index: usize| &json["rows"][index];
-        assert_eq!((row(0)["value"].as_f64(), row(0)["ratio"].as_f64()), (Some(1.0), Some(0.5)));
+        assert_eq!(
+            (row(0)["value"].as_f64(), row(0)["ratio"].as_f64()),
+            (Some(1.0), Some(0.5))
+        );
         assert_eq!(row(0)["reference_value"].as_f64(), Some(2.0));
         assert_eq!((&row(0)["met"], &row(1)["met"]), (&true.into(), &false.into()));
         assert!(row(2)["met"].is_null() && row(2)["target"].is_null());
@@ -214,7 +217,10 @@ mod tests {
         report.count("shm map".to_owned(), "copied", 0.0, "B", target);
         report.count("shm map".to_owned(), "copied", 1.0, "B", target);
         let json = serde_json::to_value(&report).unwrap();
-        assert_eq!((&json["rows"][0]["met"], &json["rows"][1]["met"]), (&true.into(), &false.into()));
+        assert_eq!(
+            (&json["rows"][0]["met"], &json["rows"][1]["met"]),
+            (&true.into(), &false.into())
+        );
         assert!(json["rows"][0]["reference"].is_null());
     }
 }

@@ -29,15 +29,7 @@ use crate::output::Output;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-const SIZES: [u64; 7] = [
-    4 * KIB,
-    64 * KIB,
-    MIB,
-    16 * MIB,
-    64 * MIB,
-    256 * MIB,
-    1024 * MIB,
-];
+const SIZES: [u64; 7] = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
 
 /// Where the thresholds are, in a minute.
 const QUICK_SIZES: [u64; 3] = [4 * KIB, MIB, 64 * MIB];
@@ -117,6 +109,9 @@ impl Bench<'_> {
 
     /// Whether a row is asked for.
     fn wants(&self, case: &str) -> bool {
-        self.options.only.as_ref().is_none_or(|only| case.contains(only.as_str()))
+        self.options
+            .only
+            .as_ref()
+            .is_none_or(|only| case.contains(only.as_str()))
     }
 }

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::bench::{self, Name};
+use crate::bench::{self, Name, Options};
 use crate::exit::{EXIT_HELP, Exit, Fault};
 use crate::output::Output;
 
@@ -11,9 +11,10 @@ pub(crate) use crate::bench::ProducerArgs;
 const EXAMPLES: &str = "\
 Examples:
   stagewire bench quick
-  stagewire bench quick --json quick.json";
+  stagewire bench transfer --quick
+  stagewire bench transfer --only 'shm copy' --json transfer.json";
 
-/// Measure what a hand-over costs on this machine, beside a memcpy of the same bytes
+/// Measure what moving bytes between processes costs on this machine, beside a memcpy of the same bytes
 ///
 /// Needs no server. The times are medians over pairs that are measured right after each other. A target that is missed
 /// is printed as such and is no failure of the command.
@@ -28,13 +29,26 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u16).range(21..))]
     pairs: u16,
 
+    /// Fewer cases, in about a minute
+    #[arg(long)]
+    quick: bool,
+
+    /// Only rows whose case contains TEXT (`transfer`)
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+
     /// Write the report as JSON to FILE, or to stdout instead of text
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub(crate) json: Option<Option<PathBuf>>,
 }
 
 pub(crate) async fn run(args: BenchArgs, output: &Output) -> Result<Exit, Fault> {
-    let report = bench::run(args.name, args.pairs.into()).await?;
+    let options = Options {
+        pairs: args.pairs.into(),
+        quick: args.quick,
+        only: args.only,
+    };
+    let report = bench::run(args.name, &options, output).await?;
     if let Some(Some(file)) = &args.json {
         std::fs::write(file, serde_json::to_string_pretty(&report)?)
             .map_err(|error| Fault::failed(format!("cannot write {}: {error}", file.display())))?;

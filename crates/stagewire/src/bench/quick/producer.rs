@@ -4,7 +4,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use stagewire_connector::{Connector, ConnectorOptions, Owner, PublishSpec};
@@ -62,8 +61,7 @@ pub(super) struct Producer {
 impl Producer {
     pub(super) fn spawn(run_dir: &Path) -> anyhow::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
-            .arg("bench-producer")
-            .arg("--dir")
+            .args(["bench-producer", "--bench", "quick", "--dir"])
             .arg(run_dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -100,16 +98,10 @@ impl Producer {
     }
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct ProducerArgs {
-    #[arg(long)]
-    dir: PathBuf,
-}
-
 /// The producing process itself: publishes what each line of stdin orders, until stdin ends.
-pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
+pub(crate) async fn produce(dir: PathBuf) -> Result<Exit, Fault> {
     let role = StageName::new("producer").expect("it is a name");
-    let connector = Connector::start(ConnectorOptions::new(args.dir, role)).await?;
+    let connector = Connector::start(ConnectorOptions::new(dir, role)).await?;
     // Blocks this thread alone: the connector runs on the others.
     let mut stdout = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {

@@ -85,7 +85,9 @@ impl Figures {
                 [
                     with_unit(row.value),
                     reference.map_or_else(none, |(name, value)| format!("{name} {}", with_unit(value))),
-                    ratio.map_or_else(none, |(ratio, [low, high])| format!("{ratio:.2} ({low:.2} to {high:.2})")),
+                    ratio.map_or_else(none, |(ratio, [low, high])| {
+                        format!("{ratio:.2} ({low:.2} to {high:.2})")
+                    }),
                     row.target.clone().unwrap_or_default(),
                     row.met.map_or("", |met| if met { "met" } else { "MISSED" }).to_owned(),
                 ]

@@ -110,7 +110,10 @@ mod tests {
         assert!((contest.pairs('a', 'b').ratio_by(|seconds| seconds).median - 2.0).abs() < 1e-9);
         assert_eq!(contest.best(['a', 'b', 'c']), Some('b'));
         assert_eq!(contest.best(['x']), None);
-        assert!(orders.contains(&(Some('a'), 'b')) && orders.contains(&(Some('c'), 'b')), "{orders:?}");
+        assert!(
+            orders.contains(&(Some('a'), 'b')) && orders.contains(&(Some('c'), 'b')),
+            "{orders:?}"
+        );
     }
 
     #[tokio::test]

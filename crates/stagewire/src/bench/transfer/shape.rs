@@ -74,6 +74,9 @@ mod tests {
             let bare = (rows.count as u64, rows.width as u64, rows.pitch as u64);
             assert_eq!(bare, (record.rows, record.width, record.src_pitch.max(record.width)));
         }
-        assert_eq!((size_name(4096), size_name(64 << 20), size_name(1 << 30)), ("4 KiB".to_owned(), "64 MiB".to_owned(), "1 GiB".to_owned()));
+        assert_eq!(
+            (size_name(4096), size_name(64 << 20), size_name(1 << 30)),
+            ("4 KiB".to_owned(), "64 MiB".to_owned(), "1 GiB".to_owned())
+        );
     }
 }

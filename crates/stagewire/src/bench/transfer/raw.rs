@@ -1,0 +1,101 @@
+//! The stream that transports are compared with: one TCP connection, written in pieces of 1 MiB.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+use super::owner::Bytes;
+
+const WRITE: usize = 1 << 20;
+
+/// Sends the first bytes of what it offers to whoever asks.
+#[derive(Debug)]
+pub(super) struct Server {
+    address: SocketAddr,
+    offered: Arc<Offered>,
+}
+
+type Offered = Mutex<Option<Bytes>>;
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bytes({})", self.as_slice().len())
+    }
+}
+
+impl Server {
+    pub(super) fn start() -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        let offered = Arc::new(Offered::default());
+        let theirs = offered.clone();
+        thread::Builder::new().name("raw".to_owned()).spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let offered = theirs.clone();
+                thread::spawn(move || {
+                    // It ends when the reader closes the stream.
+                    let _ = send(stream, &offered);
+                });
+            }
+        })?;
+        Ok(Self { address, offered })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn offer(&self, bytes: Option<Bytes>) {
+        *self.offered.lock().unwrap_or_else(PoisonError::into_inner) = bytes;
+    }
+}
+
+fn send(mut stream: TcpStream, offered: &Offered) -> io::Result<()> {
+    prepare(&stream)?;
+    let mut wanted = [0; 8];
+    loop {
+        stream.read_exact(&mut wanted)?;
+        let bytes = offered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bytes = bytes.ok_or_else(|| io::Error::other("nothing is offered"))?;
+        let len = usize::try_from(u64::from_le_bytes(wanted)).map_err(io::Error::other)?;
+        let bytes = bytes.as_slice().get(..len);
+        for piece in bytes.unwrap_or_default().chunks(WRITE) {
+            stream.write_all(piece)?;
+        }
+    }
+}
+
+/// The best that plain settings give on loopback: no delay, and a congestion control that does not pace, where the system
+/// allows to choose it.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    // Refused where the module is not loaded or not allowed: then the system's choice stays.
+    let _ = sockopt::set_tcp_congestion(stream, "reno");
+    Ok(())
+}
+
+/// The reader's end.
+#[derive(Debug)]
+pub(super) struct Client {
+    stream: TcpStream,
+}
+
+impl Client {
+    pub(super) fn connect(address: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        prepare(&stream)?;
+        Ok(Self { stream })
+    }
+
+    /// Asks for the first bytes of what is offered and reads all of them.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<Duration> {
+        let begin = Instant::now();
+        self.stream.write_all(&(into.len() as u64).to_le_bytes())?;
+        self.stream.read_exact(into)?;
+        Ok(begin.elapsed())
+    }
+}
