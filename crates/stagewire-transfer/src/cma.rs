@@ -122,6 +122,7 @@ impl Pinned for CmaPinned {
         let mover = OutOfProcess {
             pid: self.grip.link().process().pid,
             address,
+            canary: self.grip.link().canary(),
             _grip: self.grip.clone(),
         };
         pull(&self.grip, records, dst, &options, SHAPE, mover).await
@@ -140,6 +141,7 @@ impl Pinned for CmaPinned {
 struct OutOfProcess {
     pid: u32,
     address: u64,
+    canary: (u64, u64),
     _grip: Arc<Grip>,
 }
 
@@ -159,6 +161,8 @@ impl Mover for OutOfProcess {
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(MoveError::Lost),
                     Err(error) if error.raw_os_error() != Some(libc::EFAULT) => return Err(MoveError::Os(error)),
                     _ => {
+                        // Another program may be running there by now.
+                        self.verify()?;
                         let offset = (remote[0].iov_base.addr() as u64).wrapping_sub(self.address);
                         return Err(MoveError::Unreadable { offset });
                     }
@@ -166,6 +170,16 @@ impl Mover for OutOfProcess {
             }
         }
         Ok(())
+    }
+
+    /// Reads the owner's random word once more. A process that executed another program in between has the same number
+    /// and lives, but another memory: what was read of it since is something else.
+    fn verify(&self) -> Result<(), MoveError> {
+        let (address, expected) = self.canary;
+        match read_word(self.pid, address) {
+            Ok(word) if word == expected => Ok(()),
+            _ => Err(MoveError::Lost),
+        }
     }
 }
 

@@ -14,15 +14,16 @@
 //! The owner registers memory and hands out a [`RegionRef`](stagewire_core::RegionRef): number, generation, and a
 //! 128-bit capability. The reader connects to the owner's data socket (`SOCK_SEQPACKET`, in a directory of mode 0700,
 //! same user only, same incarnation as expected), pins the region, and copies or maps it, all on its own: the owner's
-//! program is not involved. After a copy it asks the owner to confirm that the pin was held; only then do the bytes
-//! count. The descriptor of an arena segment goes over the socket once; mappings are kept per segment.
+//! program is not involved. The bytes of a copy count once the kernel says, after it, that the owner still lives: a pin
+//! ends only by the reader's word or together with one of the two processes, so that it was held throughout. The descriptor of an arena segment goes over the socket once; mappings are kept per segment.
 //!
 //! # Guarantees
 //!
 //! - A pull gives exact bytes or a typed error, and after an error no byte of its batch counts as written ([`Target`]).
 //! - Registered memory goes only when its region is released and every pin has ended: by the reader's word, or by its
 //!   death, seen at once through a pidfd. Where the end of a reader cannot be told, its memory is never reused.
-//! - The death of a peer ends all its transfers with an error, at once; its silence does so by the deadline.
+//! - The death of a peer ends all its transfers with an error, at once. Its silence ends, by the deadline, whatever waits
+//!   for its word; copies out of its pinned memory need none.
 //! - Readers cannot write to a segment, and nobody can shrink it under them: it is sealed.
 //! - Futures may be dropped at any time. Copies run on blocking threads, except small ones.
 //! - `kill -9` leaves nothing behind but a socket file, which [`sweep`] removes. Segments have no name.

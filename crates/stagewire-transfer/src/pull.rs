@@ -14,8 +14,8 @@ use crate::{Target, TransferError, TransferOptions};
 /// Checks and plans a pull, has `transfer` fill the claim while the peer lives and the deadline allows, and commits.
 ///
 /// `transfer` gives the claim back once every byte is exact and the pin was proven to be held until then: by
-/// [`Grip::confirm`], or because the owner itself sent the bytes under that pin. Dropped, it must not give up the claim
-/// before nothing writes to its bytes any more.
+/// [`Grip::still_held`], by [`Grip::confirm`], or because the owner itself sent the bytes under that pin. Dropped, it
+/// must not give up the claim before nothing writes to its bytes any more.
 pub(crate) async fn pull_with<F>(
     grip: &Arc<Grip>,
     records: &[Record],
@@ -80,7 +80,7 @@ pub(crate) async fn pull<M: Mover>(
                 error,
             },
         })?;
-        grip.confirm().await?;
+        grip.still_held()?;
         Ok(claim)
     })
     .await

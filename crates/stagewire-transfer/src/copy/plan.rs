@@ -77,6 +77,10 @@ impl Plan {
         self.bytes
     }
 
+    pub(crate) fn pieces_count(&self) -> usize {
+        self.pieces.len()
+    }
+
     pub(crate) fn is_large(&self) -> bool {
         self.large
     }

@@ -178,7 +178,24 @@ impl Grip {
         self.len
     }
 
-    /// Proves that the pin was held and its owner alive until now. Comes after a copy, and makes it count.
+    /// Proves that the pin was held and its owner alive until now, without asking the owner: for copies that this process
+    /// makes on its own.
+    ///
+    /// The owner granted the pin for one generation, to the right capability. It keeps the memory as it is until this
+    /// process lets go or ends: by [`Request::Unpin`], which only the last reference to this grip sends, or by the close
+    /// of the socket, which the link holds. Where the owner gives the connection up, pins stay. So a pin ends before its
+    /// grip only together with its owner, and that the kernel tells (pidfd). Asking the owner would add nothing but a
+    /// wait, and would fail a copy whose bytes are exact where the owner stands still.
+    pub(crate) fn still_held(&self) -> Result<(), TransferError> {
+        if self.link.is_alive() {
+            Ok(())
+        } else {
+            Err(self.link.peer_lost())
+        }
+    }
+
+    /// As [`Grip::still_held`], but asks the owner: for bytes that came by other ways than out of memory that the pin
+    /// itself keeps. Comes after a copy, and makes it count.
     pub(crate) async fn confirm(&self) -> Result<(), TransferError> {
         let link = &self.link;
         if !link.is_alive() {

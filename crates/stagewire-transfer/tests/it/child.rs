@@ -2,6 +2,7 @@
 
 use std::env;
 use std::io::{self, BufRead, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -112,6 +113,16 @@ impl Child {
         Fork(Pid::from_raw(pid).expect("pids are positive"))
     }
 
+    /// Has it execute another program, as the same process.
+    pub(crate) async fn execute(&mut self) {
+        self.stdin.write_all(b"execute\n").await.expect("it listens");
+        let program = format!("/proc/{}/comm", self.pid);
+        support::until("another program runs", || {
+            std::fs::read_to_string(&program).is_ok_and(|name| name.trim() == "sleep")
+        })
+        .await;
+    }
+
     /// Releases its region.
     pub(crate) async fn release(&mut self) {
         self.stdin.write_all(b"release\n").await.expect("it listens");
@@ -219,6 +230,10 @@ async fn produce() {
                     say(&(pins_held, regions, allocated_bytes));
                 }
                 "fork" => fork(),
+                "execute" => {
+                    let error = std::process::Command::new("sleep").arg("60").exec();
+                    panic!("sleep does not start: {error}");
+                }
                 "release" => {
                     region = None;
                     say(&());

@@ -176,6 +176,30 @@ async fn a_producer_that_forked_dies_as_any_other() {
     drop(fork);
 }
 
+/// It lives on under its number, and a fork keeps its sockets open: only its memory tells.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_producer_that_executes_another_program_is_lost() {
+    let (_parent, dir) = run_dir();
+    if !cma_works(&dir).await {
+        return;
+    }
+    let expected = support::bulk(LEN);
+    let reader = start(&dir).await;
+    let (mut child, (peer, region)) = Child::producer(&dir, "cma", LEN).await;
+    let remote = transport(&reader, "cma")
+        .connect(&peer, ConnectOptions::default())
+        .await
+        .expect("connected");
+    let pinned = remote.pin(&region, TransferOptions::default()).await.expect("pinned");
+    let fork = child.fork().await;
+    let pulls = pull_until_error(&*pinned, &expected, |_| {});
+    let (error, ()) = timeout(Duration::from_secs(20), async { tokio::join!(pulls, child.execute()) })
+        .await
+        .expect("ends");
+    is_lost(&error);
+    drop(fork);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_pins_of_a_reader_that_forked_end_with_it() {
     let (_parent, dir) = run_dir();
