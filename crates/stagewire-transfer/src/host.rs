@@ -1,5 +1,6 @@
 //! This process on this host.
 
+mod connection;
 mod listen;
 mod serve;
 
@@ -13,11 +14,13 @@ use stagewire_core::{ByteCount, Incarnation, Peer, ProcessRef, TransportAddress}
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub(crate) use connection::Connection;
 pub use listen::{SocketFile, listen_unix, sweep};
 pub(crate) use serve::stopped;
 
 use crate::cma::{self, Cma};
-use crate::link::{Link, Links};
+use crate::link::{Link, Links, Route};
+use crate::network::Hooks;
 use crate::process::{host_id, this_process};
 use crate::shm::Shm;
 use crate::table::Table;
@@ -56,6 +59,8 @@ pub(crate) struct Shared {
     pub(crate) arena: Arena,
     pub(crate) table: Arc<Table>,
     pub(crate) counters: Arc<Counters>,
+    /// Where transports take part.
+    pub(crate) hooks: Hooks,
     /// A random word that peers read to try out cma.
     pub(crate) canary: Box<u64>,
 }
@@ -138,6 +143,7 @@ impl Host {
             arena: Arena::new(arena_limit),
             table: Arc::default(),
             counters: counters.clone(),
+            hooks: Hooks::default(),
             canary: Box::new(rand::random()),
         });
         let stop = watch::Sender::new(false);
@@ -233,6 +239,11 @@ impl Host {
         self.stop.send_replace(true);
     }
 
+    /// Turns true when the host stops.
+    pub(crate) fn stopping(&self) -> watch::Receiver<bool> {
+        self.stop.subscribe()
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -253,28 +264,18 @@ impl Host {
         options: &ConnectOptions,
     ) -> Result<Arc<Link>, ConnectError> {
         let (transport, incarnation) = (kind.name(), peer.incarnation);
-        let offered = peer.transports.iter().find(|address| address.transport == transport);
-        let offered = offered.ok_or_else(|| ConnectError::NotOffered {
-            peer: incarnation,
-            transport,
-            offered: peer
-                .transports
-                .iter()
-                .map(|address| address.transport.clone())
-                .collect(),
-        })?;
-        let address: Address = wire::decode_versioned(&offered.address).map_err(|error| ConnectError::Address {
-            peer: incarnation,
-            transport,
-            problem: error.to_string(),
-        })?;
+        let address: Address = wire::address_of(kind, peer)?;
         if address.host != self.address.host {
             return Err(ConnectError::OtherHost {
                 peer: incarnation,
                 transport,
             });
         }
-        self.links.connect(incarnation, &address.socket, options.deadline).await
+        let route = Route::Unix {
+            path: &address.socket,
+            host: &self.address.host,
+        };
+        self.links.connect(incarnation, route, options.deadline).await
     }
 }
 

@@ -103,6 +103,7 @@ mod memory;
 mod mooncake;
 #[cfg(feature = "probe")]
 pub mod probe;
+mod network;
 mod process;
 mod pull;
 mod push;
@@ -125,6 +126,7 @@ pub use mapping::Mapping;
 
 pub use memory::{Borrowed, Memory, Writable};
 pub use mooncake::{Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Segment, SegmentBuffer};
+pub use network::{Network, NetworkOptions, Secret};
 pub use process::{ProcessWatch, this_process};
 pub use region::Region;
 pub use target::Target;

@@ -1,27 +1,32 @@
-//! The reader's side of the data socket: one connection per peer, shared by its transports.
+//! The reader's side of control connections: one per peer and kind of socket, shared by its transports.
 
 mod answer;
+mod ask;
 mod connect;
+pub(crate) mod greeting;
 mod grip;
 mod segment;
+mod unix;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, ProcessRef};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
-pub(crate) use connect::Links;
+pub(crate) use ask::AskError;
+pub(crate) use connect::{Links, Opened, Route};
 pub(crate) use grip::Grip;
 pub(crate) use segment::PeerSegment;
 
 use crate::host::{Counters, stopped};
+use crate::network::Lanes;
 use crate::process::ProcessWatch;
 use crate::transport::Meter;
-use crate::wire::{self, Kind, MAX_FRAME, Received, Refusal, Request, Socket};
+use crate::wire::{self, Channel, Kind, Received, Refusal, Request};
 use crate::{TransferError, TransferOptions};
 
 /// How long a closed connection is watched for the death behind it, so that the error names it.
@@ -30,19 +35,20 @@ const DEATH_AFTER_CLOSE: Duration = Duration::from_millis(50);
 /// A connection to a peer.
 pub(crate) struct Link {
     peer: Incarnation,
-    watch: ProcessWatch,
-    /// Address and value of a word in the peer's memory.
+    process: ProcessRef,
+    /// Where it is a process of this host.
+    watch: Option<ProcessWatch>,
+    /// Address and value of a word in the peer's memory; zeros over TCP.
     canary: (u64, u64),
-    socket: Socket,
+    channel: Channel,
+    /// How to open data connections to the peer, over TCP.
+    lanes: Option<Lanes>,
     counters: Arc<Counters>,
     /// The process that made the connection; a fork of it must not speak on it.
     owner: u32,
     next_request: AtomicU64,
     pending: Mutex<Pending>,
     segments: Mutex<HashMap<u64, Arc<PeerSegment>>>,
-    /// Unpins that found the socket's buffer full.
-    backlog: Mutex<VecDeque<Vec<u8>>>,
-    backlog_filled: Notify,
     /// Why it is over, once it is.
     lost: watch::Sender<Option<String>>,
 }
@@ -57,6 +63,7 @@ struct Pending {
 enum Waiting {
     Pin(oneshot::Sender<Result<Grip, Refusal>>),
     Confirm(oneshot::Sender<Result<(), Refusal>>),
+    Ask(oneshot::Sender<Result<Vec<u8>, Refusal>>),
 }
 
 impl Link {
@@ -65,11 +72,16 @@ impl Link {
     }
 
     pub(crate) fn process(&self) -> ProcessRef {
-        self.watch.process()
+        self.process
     }
 
     pub(crate) fn canary(&self) -> (u64, u64) {
         self.canary
+    }
+
+    /// How to open data connections to the peer; `None` on a Unix socket.
+    pub(crate) fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.as_ref()
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -82,7 +94,7 @@ impl Link {
 
     /// Whether the peer lives and the connection stands.
     pub(crate) fn is_alive(&self) -> bool {
-        self.lost.borrow().is_none() && self.watch.is_alive()
+        self.lost.borrow().is_none() && self.watch.as_ref().is_none_or(ProcessWatch::is_alive)
     }
 
     /// Resolves when the connection is over, with the reason.
@@ -148,8 +160,8 @@ impl Link {
     }
 
     async fn send(&self, request: &Request) -> Result<(), TransferError> {
-        if self.socket.send(&wire::encode(request), None).await.is_err() {
-            // The task that reads the socket finds out why.
+        if self.channel.send(&wire::encode(request), None).await.is_err() {
+            // The task that reads the channel finds out why.
             self.closed().await;
             return Err(self.peer_lost());
         }
@@ -158,20 +170,20 @@ impl Link {
 
     /// Reads answers until the peer or this host ends the connection.
     async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
-        let mut buffer = [0; MAX_FRAME];
+        let mut buffer = vec![0; self.channel.max_frame()];
         let how = loop {
             let done = tokio::select! {
-                received = self.socket.receive(&mut buffer) => match received {
+                received = self.channel.receive(&mut buffer) => match received {
                     Ok(Received::Frame(len, descriptor)) => self.answered(&buffer[..len], descriptor),
                     Ok(Received::End) => {
-                        let died = tokio::time::timeout(DEATH_AFTER_CLOSE, self.watch.died()).await;
+                        let died = tokio::time::timeout(DEATH_AFTER_CLOSE, self.died()).await;
                         let closed = "it closed the connection";
                         break died.map_or(closed, |()| "its process died").to_owned();
                     }
                     Err(error) => Err(error.to_string()),
                 },
-                () = self.watch.died() => break "its process died".to_owned(),
-                () = self.flush() => Ok(()),
+                () = self.died() => break "its process died".to_owned(),
+                flushed = self.channel.flush() => flushed.map_err(|error| error.to_string()),
                 () = stopped(&mut stop) => break "this host was shut down".to_owned(),
             };
             if let Err(problem) = done {
@@ -180,6 +192,14 @@ impl Link {
             }
         };
         self.end(how);
+    }
+
+    /// Resolves when the peer's process is known to have ended.
+    async fn died(&self) {
+        match &self.watch {
+            Some(watch) => watch.died().await,
+            None => std::future::pending().await,
+        }
     }
 
     fn end(&self, how: String) {

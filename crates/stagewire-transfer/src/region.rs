@@ -3,7 +3,8 @@ use std::sync::Arc;
 
 use stagewire_core::RegionRef;
 
-use crate::table::{RegionKey, Table};
+use crate::table::{RegionKey, Registration, Table};
+use crate::{Host, RegisterError};
 
 /// Registered memory, which it owns. Dropping it releases it.
 pub struct Region {
@@ -12,8 +13,16 @@ pub struct Region {
 }
 
 impl Region {
-    pub(crate) fn new(reference: RegionRef, table: Arc<Table>) -> Self {
-        Self { reference, table }
+    /// Registers with the host's table.
+    pub(crate) fn register(host: &Host, registration: Registration) -> Result<Self, RegisterError> {
+        let (table, transport) = (&host.shared().table, registration.kind.name());
+        match table.register(registration) {
+            Ok(reference) => Ok(Self {
+                reference,
+                table: table.clone(),
+            }),
+            Err((problem, memory)) => Err(RegisterError::new(transport, problem, memory)),
+        }
     }
 
     fn key(&self) -> RegionKey {

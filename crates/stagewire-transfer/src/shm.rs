@@ -10,6 +10,7 @@ use crate::copy::{MoveError, Mover, Piece, Shape, copy_streaming};
 use crate::link::{Grip, Link};
 use crate::mapping::Keep;
 use crate::pull::pull;
+use crate::table::Registration;
 use crate::wire::{Kind, Place};
 use crate::{
     Abilities, ConnectError, ConnectOptions, Host, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions,
@@ -95,11 +96,13 @@ pub(crate) fn register(
     if let Some(problem) = problem {
         return Err(RegisterError::new(kind.name(), problem, memory));
     }
-    let table = &host.shared().table;
-    match table.register(kind, memory) {
-        Ok(reference) => Ok(Region::new(reference, table.clone())),
-        Err(memory) => Err(RegisterError::new(kind.name(), RegisterProblem::ShutDown, memory)),
-    }
+    let registration = Registration {
+        kind,
+        memory,
+        device,
+        guard: None,
+    };
+    Region::register(host, registration)
 }
 
 #[derive(Debug)]

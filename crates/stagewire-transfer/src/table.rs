@@ -2,16 +2,19 @@
 
 #[cfg(all(test, stagewire_loom))]
 mod models;
+mod pins;
 
-use std::collections::HashMap;
+use std::any::Any;
 use std::mem;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
-use stagewire_core::{Capability, RegionRef};
+use stagewire_core::{Capability, Device, RegionRef};
 
-use crate::Memory;
+pub(crate) use pins::{Hold, Pins};
+
 use crate::sync::{Mutex, MutexGuard, Notify};
 use crate::wire::{Kind, Refusal};
+use crate::{Memory, RegisterProblem};
 
 /// All regions. A number is used again under the next generation.
 #[derive(Default)]
@@ -26,6 +29,8 @@ struct Slots {
     slots: Vec<Slot>,
     free: Vec<usize>,
     closed: bool,
+    /// Regions that peers may write.
+    writable: u64,
     registrations: u64,
     pins_served: u64,
     pins_held: u64,
@@ -37,15 +42,35 @@ struct Slot {
 }
 
 struct Entry {
-    memory: Memory,
+    kept: Kept,
     kind: Kind,
+    device: Device,
     capability: Capability,
     pins: u64,
     released: bool,
 }
 
+/// What goes when a region goes, in this order.
+pub(crate) struct Kept {
+    /// Undoes what a transport did to the memory.
+    guard: Option<Box<dyn Any + Send>>,
+    memory: Memory,
+}
+
+/// What a region is made of.
+pub(crate) struct Registration {
+    pub(crate) kind: Kind,
+    pub(crate) memory: Memory,
+    pub(crate) device: Device,
+    /// Dropped, outside any lock, before the memory is: once the region was released and the last pin ended.
+    pub(crate) guard: Option<Box<dyn Any + Send>>,
+}
+
+/// Why nothing was registered, and the memory back.
+type Refused = (RegisterProblem, Memory);
+
 /// Names one registration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct RegionKey {
     pub(crate) region: u64,
     pub(crate) generation: u64,
@@ -60,11 +85,27 @@ pub(crate) struct TableStats {
 }
 
 impl Table {
-    /// Gives the memory back when the table was closed.
-    pub(crate) fn register(&self, kind: Kind, memory: Memory) -> Result<RegionRef, Memory> {
+    /// # Errors
+    /// Gives the memory back when the table was closed, or another region has some of its bytes and one of the two may be
+    /// written by peers.
+    pub(crate) fn register(&self, registration: Registration) -> Result<RegionRef, Refused> {
+        let Registration {
+            kind,
+            memory,
+            device,
+            guard,
+        } = registration;
         let mut slots = self.lock();
-        if slots.closed {
-            return Err(memory);
+        let refused = if slots.closed {
+            Some(RegisterProblem::ShutDown)
+        } else {
+            let region = slots.overlapping(&memory, device);
+            region.map(|region| RegisterProblem::Overlap { region })
+        };
+        if let Some(problem) = refused {
+            drop(slots);
+            drop(guard);
+            return Err((problem, memory));
         }
         let index = slots.free.pop().unwrap_or(slots.slots.len());
         if index == slots.slots.len() {
@@ -74,12 +115,14 @@ impl Table {
             });
         }
         slots.registrations += 1;
+        slots.writable += u64::from(memory.is_writable());
         let slot = &mut slots.slots[index];
         slot.generation += 1;
         let (capability, len) = (Capability::from_random(rand::random()), memory.len());
         slot.entry = Some(Entry {
-            memory,
+            kept: Kept { guard, memory },
             kind,
+            device,
             capability,
             pins: 0,
             released: false,
@@ -111,11 +154,15 @@ impl Table {
         if entry.released {
             return Err(Refusal::Released);
         }
-        if entry.kind != kind && kind != Kind::Tcp {
+        if !kind.pins(entry.kind.name()) {
             return Err(Refusal::Registered { kind: entry.kind });
         }
+        if entry.kind != kind && entry.device != Device::Cpu {
+            let device = entry.device;
+            return Err(Refusal::Device { device });
+        }
         entry.pins += 1;
-        let memory = entry.memory.clone();
+        let memory = entry.kept.memory.clone();
         slots.pins_served += 1;
         slots.pins_held += 1;
         Ok(memory)
@@ -129,13 +176,13 @@ impl Table {
         entry.pins -= 1;
         let idle = entry.pins == 0;
         slots.pins_held -= 1;
-        let memory = slots.reclaim(key);
+        let kept = slots.reclaim(key);
         drop(slots);
         if idle {
             self.idle.notify_waiters();
         }
         // The owner of borrowed memory may do anything when dropped: not under the lock.
-        drop(memory);
+        drop(kept);
     }
 
     pub(crate) fn release(&self, key: RegionKey) {
@@ -143,9 +190,9 @@ impl Table {
         if let Some(entry) = slots.entry(key) {
             entry.released = true;
         }
-        let memory = slots.reclaim(key);
+        let kept = slots.reclaim(key);
         drop(slots);
-        drop(memory);
+        drop(kept);
     }
 
     /// Whether it takes new pins.
@@ -193,7 +240,7 @@ impl Drop for Table {
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
         for entry in slots.slots.iter_mut().filter_map(|slot| slot.entry.take()) {
             if entry.pins > 0 {
-                mem::forget(entry.memory);
+                mem::forget(entry.kept);
             }
         }
     }
@@ -209,69 +256,47 @@ impl Slots {
         slot.entry.as_mut().filter(|_| slot.generation == key.generation)
     }
 
+    /// A region that shares bytes with `memory`, where one of the two may be written by peers. Regions that peers only read
+    /// may share bytes: a payload may be registered twice.
+    fn overlapping(&self, memory: &Memory, device: Device) -> Option<u64> {
+        let range = |memory: &Memory| {
+            let start = memory.as_ptr().addr().get() as u64;
+            start..start + memory.len()
+        };
+        if !memory.is_writable() && self.writable == 0 {
+            return None;
+        }
+        let wanted = range(memory);
+        let found = self.slots.iter().position(|slot| {
+            slot.entry.as_ref().is_some_and(|entry| {
+                let other = range(&entry.kept.memory);
+                (memory.is_writable() || entry.kept.memory.is_writable())
+                    && entry.device == device
+                    && other.start < wanted.end
+                    && wanted.start < other.end
+            })
+        });
+        found.map(|index| index as u64)
+    }
+
     /// Takes the memory out if nobody may touch it any more.
-    fn reclaim(&mut self, key: RegionKey) -> Option<Memory> {
+    fn reclaim(&mut self, key: RegionKey) -> Option<Kept> {
         let entry = self.entry(key)?;
         if !entry.released || entry.pins > 0 {
             return None;
         }
         let index = usize::try_from(key.region).ok()?;
         self.free.push(index);
-        self.slots[index].entry.take().map(|entry| entry.memory)
-    }
-}
-
-/// The pins of one connection.
-///
-/// They end one by one, or all together with [`Pins::end`] once the reader has let go or died. Dropped without that
-/// (its task was aborted, so nobody knows what the reader still does), they are held for ever.
-pub(crate) struct Pins {
-    table: Arc<Table>,
-    held: HashMap<u64, RegionKey>,
-    next: u64,
-}
-
-impl Pins {
-    pub(crate) fn new(table: Arc<Table>) -> Self {
-        Self {
-            table,
-            held: HashMap::new(),
-            next: 0,
-        }
-    }
-
-    pub(crate) fn pin(
-        &mut self,
-        kind: Kind,
-        key: RegionKey,
-        capability: &Capability,
-    ) -> Result<(u64, Memory), Refusal> {
-        let memory = self.table.pin(kind, key, capability)?;
-        let pin = self.next;
-        self.next += 1;
-        self.held.insert(pin, key);
-        Ok((pin, memory))
-    }
-
-    pub(crate) fn is_held(&self, pin: u64) -> bool {
-        self.held.contains_key(&pin)
-    }
-
-    pub(crate) fn unpin(&mut self, pin: u64) {
-        if let Some(key) = self.held.remove(&pin) {
-            self.table.unpin(key);
-        }
-    }
-
-    pub(crate) fn end(mut self) {
-        for key in mem::take(&mut self.held).into_values() {
-            self.table.unpin(key);
-        }
+        let kept = self.slots[index].entry.take()?.kept;
+        self.writable -= u64::from(kept.memory.is_writable());
+        Some(kept)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::Borrowed;
 
@@ -282,6 +307,15 @@ mod tests {
         let ptr = std::ptr::NonNull::new(ptr.cast_mut()).expect("not null");
         // SAFETY: the Vec is kept by its owner and never changed.
         (unsafe { Borrowed::new(ptr, 64, bytes) }.into(), weak)
+    }
+
+    fn cma(memory: Memory) -> Registration {
+        Registration {
+            kind: Kind::Cma,
+            memory,
+            device: Device::Cpu,
+            guard: None,
+        }
     }
 
     fn key(reference: &RegionRef) -> RegionKey {
@@ -295,11 +329,12 @@ mod tests {
     fn memory_goes_only_after_release_and_the_last_pin() {
         let table = Arc::new(Table::default());
         let (memory, alive) = memory();
-        let reference = table.register(Kind::Cma, memory).expect("open");
-        let (mut one, mut two) = (Pins::new(table.clone()), Pins::new(table.clone()));
-        let (first, _) = one
+        let reference = table.register(cma(memory)).expect("open");
+        let (mut one, mut two) = (Pins::new(table.clone(), 0), Pins::new(table.clone(), 0));
+        let first = one
             .pin(Kind::Cma, key(&reference), &reference.capability)
-            .expect("pinned");
+            .expect("pinned")
+            .pin();
         two.pin(Kind::Cma, key(&reference), &reference.capability)
             .expect("pinned");
         table.release(key(&reference));
@@ -319,12 +354,12 @@ mod tests {
     #[test]
     fn a_number_used_again_is_another_generation() {
         let table = Arc::new(Table::default());
-        let old = table.register(Kind::Cma, memory().0).expect("open");
+        let old = table.register(cma(memory().0)).expect("open");
         table.release(key(&old));
-        let mut pins = Pins::new(table.clone());
+        let mut pins = Pins::new(table.clone(), 0);
         let mut refusal = |kind, key, capability: &Capability| pins.pin(kind, key, capability).err();
         assert_eq!(refusal(Kind::Cma, key(&old), &old.capability), Some(Refusal::Released));
-        let new = table.register(Kind::Cma, memory().0).expect("open");
+        let new = table.register(cma(memory().0)).expect("open");
         assert_eq!(new.region, old.region);
         let current = new.generation;
         assert_eq!(
@@ -353,8 +388,8 @@ mod tests {
     fn pins_whose_end_nobody_saw_are_held_for_ever() {
         let table = Arc::new(Table::default());
         let (memory, alive) = memory();
-        let reference = table.register(Kind::Cma, memory).expect("open");
-        let mut pins = Pins::new(table.clone());
+        let reference = table.register(cma(memory)).expect("open");
+        let mut pins = Pins::new(table.clone(), 0);
         pins.pin(Kind::Cma, key(&reference), &reference.capability)
             .expect("pinned");
         drop(pins);

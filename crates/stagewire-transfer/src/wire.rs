@@ -1,151 +1,42 @@
-//! What two hosts say to each other on a data socket.
+//! What two processes say to each other on a control connection.
 //!
-//! One `SOCK_SEQPACKET` packet is one frame. Each side begins with a greeting: [`MAGIC`], the version (u16, little
-//! endian), then postcard; so a reader of any version can tell a foreign one. All later frames are bare postcard:
-//! [`Request`] from the reader of memory, [`Reply`] from its owner. The descriptor of a segment travels with the first
-//! reply that names it.
+//! On one host, one `SOCK_SEQPACKET` packet of a Unix socket is one frame; over TCP, a frame stands behind its length.
+//! Greetings come first: [`MAGIC`], the version (u16, little endian), then postcard; so a reader of any version can tell
+//! a foreign one. Over TCP the owner begins with a [`Challenge`]. The reader says [`Hello`], the owner answers
+//! [`Welcome`]. All later frames are bare postcard: [`Request`] from the reader of memory, [`Reply`] from its owner. The
+//! descriptor of a segment travels with the first reply that names it.
 
+mod channel;
+mod frames;
 mod socket;
+mod stream;
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use stagewire_core::{Capability, Incarnation, ProcessRef};
+use stagewire_core::Peer;
 
+pub(crate) use channel::Channel;
+pub(crate) use frames::{
+    Address, Challenge, Hello, Kind, NetworkAddress, Place, Refusal, Reply, Request, Role, Welcome,
+};
 pub(crate) use socket::{Received, Socket};
+pub(crate) use stream::{MAX_STREAM_FRAME, Stream};
 
-/// Version of the frames and of the address.
+use crate::ConnectError;
+
+/// Version of the frames and of the addresses.
 pub(crate) const VERSION: u16 = 2;
 
 const MAGIC: [u8; 4] = *b"SWD\n";
 
-/// No frame is longer.
+/// No greeting, and no frame on a Unix socket, is longer.
 pub(crate) const MAX_FRAME: usize = 4096;
 
 /// Segments that one [`Reply::Retired`] names at most.
 pub(crate) const MAX_RETIRED: usize = 256;
 
-/// How memory was registered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
-    Shm,
-    Cma,
-    Tcp,
-    Mooncake,
-    Nixl,
-    Engine,
-}
-
-impl Kind {
-    pub(crate) const COUNT: usize = 6;
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Shm => "shm",
-            Self::Cma => "cma",
-            Self::Tcp => "tcp",
-            Self::Mooncake => "mooncake",
-            Self::Nixl => "nixl",
-            Self::Engine => "mooncake-engine",
-        }
-    }
-}
-
-/// How a host is reached, as it stands in [`TransportAddress`](stagewire_core::TransportAddress).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Address {
-    pub(crate) host: String,
-    pub(crate) socket: String,
-}
-
-/// The reader's greeting.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hello {
-    pub(crate) expects: Incarnation,
-    pub(crate) process: ProcessRef,
-}
-
-/// The owner's greeting.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Welcome {
-    Open {
-        process: ProcessRef,
-        /// Address and value of a word by which cma is tried out.
-        canary: (u64, u64),
-    },
-    /// Another incarnation listens here.
-    Incarnation {
-        found: Incarnation,
-    },
-    Refused {
-        problem: String,
-    },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Request {
-    Pin {
-        request: u64,
-        kind: Kind,
-        region: u64,
-        generation: u64,
-        capability: Capability,
-    },
-    /// Asks whether the pin has been held until now.
-    Confirm {
-        request: u64,
-        pin: u64,
-    },
-    Unpin {
-        pin: u64,
-    },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Reply {
-    Pinned {
-        request: u64,
-        pin: u64,
-        place: Place,
-        len: u64,
-        writable: bool,
-    },
-    Confirmed {
-        request: u64,
-    },
-    Refused {
-        request: u64,
-        refusal: Refusal,
-    },
-    /// These segments hold nothing any more and are never named again.
-    Retired {
-        segments: Vec<u64>,
-    },
-}
-
-/// Where a pinned region is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Place {
-    Segment {
-        segment: u64,
-        segment_len: u64,
-        offset: u64,
-    },
-    /// An address in the owner's process, or one that stands for it.
-    Address(u64),
-    /// The owner itself reads and writes it; the pin's number says which.
-    Served,
-}
-
-/// Why a request was refused.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Refusal {
-    Unknown,
-    Released,
-    Generation { current: u64 },
-    Capability,
-    Registered { kind: Kind },
-    NotHeld,
-}
+/// Bytes of one of a transport's own messages at most.
+pub(crate) const MAX_MESSAGE: usize = MAX_STREAM_FRAME - 64;
 
 /// Why bytes are not what they should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -191,6 +82,22 @@ pub(crate) fn decode_versioned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, W
     }
 }
 
+/// How a peer says that it is reached over a transport.
+pub(crate) fn address_of<T: DeserializeOwned>(kind: Kind, peer: &Peer) -> Result<T, ConnectError> {
+    let (transport, peer, offered) = (kind.name(), peer.incarnation, &peer.transports);
+    let found = offered.iter().find(|address| address.transport == transport);
+    let found = found.ok_or_else(|| ConnectError::NotOffered {
+        peer,
+        transport,
+        offered: offered.iter().map(|address| address.transport.clone()).collect(),
+    })?;
+    decode_versioned(&found.address).map_err(|error| ConnectError::Address {
+        peer,
+        transport,
+        problem: error.to_string(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -213,9 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_frame_fits() {
+    fn the_longest_frames_fit() {
         let segments = vec![u64::MAX; MAX_RETIRED];
         assert!(encode(&Reply::Retired { segments }).len() <= MAX_FRAME);
+        let (request, message) = (u64::MAX, vec![0; MAX_MESSAGE]);
+        assert!(encode(&Reply::Answered { request, message }).len() <= MAX_STREAM_FRAME);
     }
 
     proptest! {
@@ -223,9 +132,11 @@ mod tests {
         fn any_bytes_decode_or_fail_but_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             let _ = decode::<Request>(&bytes);
             let _ = decode::<Reply>(&bytes);
+            let _ = decode_versioned::<Challenge>(&bytes);
             let _ = decode_versioned::<Hello>(&bytes);
             let _ = decode_versioned::<Welcome>(&bytes);
             let _ = decode_versioned::<Address>(&bytes);
+            let _ = decode_versioned::<NetworkAddress>(&bytes);
         }
     }
 }

@@ -40,6 +40,10 @@ pub enum ConnectError {
     },
     #[error("the process behind {path} runs as user {found}, this one as {expected}")]
     User { path: String, found: u32, expected: u32 },
+    #[error(
+        "peer {peer} refuses the token of this process: {problem}; give all processes of a deployment the same one"
+    )]
+    Token { peer: Incarnation, problem: String },
     #[error("peer {peer} refuses: {problem}")]
     Refused { peer: Incarnation, problem: String },
     #[error("this process may not read the memory of peer {peer} (pid {pid}): {reason}")]
@@ -68,6 +72,7 @@ impl Classify for ConnectError {
                 ErrorClass::Unavailable
             }
             Self::User { .. } | Self::Forbidden { .. } => ErrorClass::Denied,
+            Self::Token { .. } => ErrorClass::Unauthenticated,
             Self::Deadline { .. } => ErrorClass::Deadline,
         }
     }
@@ -81,6 +86,7 @@ impl Classify for ConnectError {
             Self::Incarnation { .. } => "peer.incarnation",
             Self::Version { .. } => "connect.version",
             Self::User { .. } => "connect.user",
+            Self::Token { .. } => "connect.token",
             Self::Refused { .. } => "connect.refused",
             Self::Forbidden { .. } => "cma.forbidden",
             Self::Deadline { .. } => "connect.deadline",

@@ -1,9 +1,10 @@
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use stagewire_core::{Classify, ErrorClass};
 
-/// Why a [`Host`](crate::Host) did not start.
+/// Why a [`Host`](crate::Host) or a [`Network`](crate::Network) did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
@@ -17,6 +18,17 @@ pub enum StartError {
     Insecure { path: PathBuf, problem: String },
     #[error("the data socket {} is in use by a living process", path.display())]
     InUse { path: PathBuf },
+    #[error("{bind} is not a loopback address: set a token, which all processes of the deployment share")]
+    TokenMissing { bind: SocketAddr },
+    #[error("{bind} names no interface: say in `advertise` at which address others reach this host")]
+    AdvertiseMissing { bind: SocketAddr },
+    #[error("cannot {what} {address}")]
+    Network {
+        what: &'static str,
+        address: SocketAddr,
+        #[source]
+        error: io::Error,
+    },
     #[error("cannot {what} {}", path.display())]
     Io {
         what: &'static str,
@@ -29,10 +41,11 @@ pub enum StartError {
 impl Classify for StartError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::PathTooLong { .. } => ErrorClass::Invalid,
+            Self::PathTooLong { .. } | Self::AdvertiseMissing { .. } => ErrorClass::Invalid,
+            Self::TokenMissing { .. } => ErrorClass::Unauthenticated,
             Self::Insecure { .. } => ErrorClass::Denied,
             Self::InUse { .. } => ErrorClass::Conflict,
-            Self::Io { .. } => ErrorClass::Unavailable,
+            Self::Io { .. } | Self::Network { .. } => ErrorClass::Unavailable,
         }
     }
 
@@ -41,6 +54,9 @@ impl Classify for StartError {
             Self::PathTooLong { .. } => "socket.path_too_long",
             Self::Insecure { .. } => "socket.insecure_directory",
             Self::InUse { .. } => "socket.in_use",
+            Self::TokenMissing { .. } => "network.token_missing",
+            Self::AdvertiseMissing { .. } => "network.advertise_missing",
+            Self::Network { .. } => "network.io",
             Self::Io { .. } => "socket.io",
         }
     }

@@ -1,10 +1,8 @@
-//! The owner's side of the data socket.
+//! The owner's side of the Unix socket: who may connect.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::net::{SocketFlags, accept_with};
@@ -14,12 +12,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::{Listener, Shared};
-use crate::Memory;
+use super::{Connection, Listener, Shared};
+use crate::network::Session;
 use crate::process::ProcessWatch;
 use crate::readiness;
-use crate::table::{Pins, RegionKey};
-use crate::wire::{self, Hello, MAX_FRAME, MAX_RETIRED, Place, Received, Refusal, Reply, Request, Socket, Welcome};
+use crate::wire::{self, Channel, Hello, MAX_FRAME, Received, Role, Socket, Welcome};
 
 /// Who says nothing for so long after connecting is cut off.
 const GREETING: Duration = Duration::from_secs(5);
@@ -73,17 +70,9 @@ async fn greet_and_serve(fd: OwnedFd, shared: Arc<Shared>, stop: watch::Receiver
         Ok(Err(problem)) => return tracing::warn!(%problem, "a data connection was refused"),
         Err(_) => return tracing::warn!("a data connection was cut off: it said nothing for {GREETING:?}"),
     };
-    shared.counters.connections.fetch_add(1, Ordering::Relaxed);
-    let counters = shared.counters.clone();
-    let connection = Connection {
-        pins: Pins::new(shared.table.clone()),
-        shared,
-        socket,
-        reader,
-        sent: BTreeSet::new(),
-    };
+    let session = Session::local(shared.table.clone());
+    let connection = Connection::new(shared, Channel::Unix(socket), Some(reader), session);
     connection.serve(stop).await;
-    counters.connections.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Agrees with a reader who it is. `None` where it left without a word.
@@ -97,7 +86,12 @@ async fn greet(socket: &Socket, shared: &Shared) -> Result<Option<ProcessWatch>,
         Ok(reader) => {
             let canary = (std::ptr::from_ref(&*shared.canary).addr() as u64, *shared.canary);
             let process = shared.process;
-            (Welcome::Open { process, canary }, Ok(Some(reader)))
+            let welcome = Welcome::Open {
+                process,
+                canary,
+                session: 0,
+            };
+            (welcome, Ok(Some(reader)))
         }
         Err(refused) => {
             let problem = format!("{refused:?}");
@@ -122,6 +116,9 @@ fn judge(socket: &Socket, shared: &Shared, hello: &[u8]) -> Result<ProcessWatch,
             found: shared.incarnation,
         });
     }
+    if hello.role != Role::Control {
+        return Err(refused("a lane on a Unix socket".to_owned()));
+    }
     let (said, real) = (hello.process.pid, credentials.pid.as_raw_nonzero().get().unsigned_abs());
     if said != real {
         return Err(refused(format!(
@@ -129,137 +126,4 @@ fn judge(socket: &Socket, shared: &Shared, hello: &[u8]) -> Result<ProcessWatch,
         )));
     }
     ProcessWatch::open(hello.process).map_err(|error| refused(error.to_string()))
-}
-
-/// One reader.
-struct Connection {
-    shared: Arc<Shared>,
-    socket: Socket,
-    reader: ProcessWatch,
-    pins: Pins,
-    /// Segments whose descriptor the reader has.
-    sent: BTreeSet<u64>,
-}
-
-impl Connection {
-    /// Serves until the reader has let go of everything: it closed its end, or died. Only then do its pins end.
-    ///
-    /// When the host stops, or the reader breaks the protocol, it is told that nothing more will come; but its pins
-    /// stay, because it may still be looking at the memory.
-    async fn serve(mut self, mut stop: watch::Receiver<bool>) {
-        let mut buffer = [0; MAX_FRAME];
-        let mut retired = self.shared.arena.retired();
-        let mut ending = false;
-        loop {
-            let done = tokio::select! {
-                received = self.socket.receive(&mut buffer) => match received {
-                    Ok(Received::End) => break,
-                    Ok(Received::Frame(len, _)) => self.answer(&buffer[..len], ending).await,
-                    // A socket that cannot be read tells nothing more of the reader but its death.
-                    Err(_) if ending => {
-                        self.reader.died().await;
-                        break;
-                    }
-                    Err(error) => Err(error.to_string()),
-                },
-                () = self.reader.died() => break,
-                Ok(()) = retired.changed(), if !ending => self.retire().await,
-                () = stopped(&mut stop), if !ending => {
-                    self.end_sending(&mut ending);
-                    Ok(())
-                }
-            };
-            if let Err(problem) = done
-                && !ending
-            {
-                tracing::warn!(pid = self.reader.process().pid, %problem, "a data connection is ended");
-                self.end_sending(&mut ending);
-            }
-        }
-        self.pins.end();
-    }
-
-    fn end_sending(&self, ending: &mut bool) {
-        *ending = true;
-        // It fails only where the reader is gone, which the next turn finds out.
-        let _ = self.socket.end_sending();
-    }
-
-    async fn answer(&mut self, frame: &[u8], ending: bool) -> Result<(), String> {
-        let request = wire::decode(frame).map_err(|error| error.to_string())?;
-        let reply = match request {
-            Request::Unpin { pin } => {
-                self.pins.unpin(pin);
-                return Ok(());
-            }
-            _ if ending => return Ok(()),
-            Request::Confirm { request, pin } if self.pins.is_held(pin) => Reply::Confirmed { request },
-            Request::Confirm { request, .. } => Reply::Refused {
-                request,
-                refusal: Refusal::NotHeld,
-            },
-            Request::Pin {
-                request,
-                kind,
-                region,
-                generation,
-                capability,
-            } => match self.pins.pin(kind, RegionKey { region, generation }, &capability) {
-                Ok((pin, memory)) => return self.pinned(request, pin, kind, memory).await,
-                Err(refusal) => Reply::Refused { request, refusal },
-            },
-        };
-        self.send(&reply).await
-    }
-
-    /// Tells where pinned memory is. A segment's descriptor goes along with the first region in it.
-    async fn pinned(&mut self, request: u64, pin: u64, kind: wire::Kind, memory: Memory) -> Result<(), String> {
-        let (len, writable) = (memory.len(), memory.is_writable());
-        let reply = |place| {
-            wire::encode(&Reply::Pinned {
-                request,
-                pin,
-                place,
-                len,
-                writable,
-            })
-        };
-        let sent = match &memory {
-            Memory::Arena(extent) if kind == wire::Kind::Shm => {
-                let segment = extent.segment();
-                let place = Place::Segment {
-                    segment: segment.id(),
-                    segment_len: segment.len(),
-                    offset: extent.offset(),
-                };
-                let descriptor = self.sent.insert(segment.id()).then(|| segment.reader());
-                self.socket.send(&reply(place), descriptor).await
-            }
-            _ if kind == wire::Kind::Tcp => self.socket.send(&reply(Place::Served), None).await,
-            memory => {
-                let place = Place::Address(memory.as_ptr().addr().get() as u64);
-                self.socket.send(&reply(place), None).await
-            }
-        };
-        sent.map_err(|error| error.to_string())
-    }
-
-    /// Tells the reader which of its segments hold nothing any more.
-    async fn retire(&mut self) -> Result<(), String> {
-        let arena = &self.shared.arena;
-        let gone: Vec<u64> = self.sent.iter().copied().filter(|id| !arena.has_segment(*id)).collect();
-        for segments in gone.chunks(MAX_RETIRED) {
-            for id in segments {
-                self.sent.remove(id);
-            }
-            let segments = segments.to_vec();
-            self.send(&Reply::Retired { segments }).await?;
-        }
-        Ok(())
-    }
-
-    async fn send(&self, reply: &Reply) -> Result<(), String> {
-        let sent = self.socket.send(&wire::encode(reply), None).await;
-        sent.map_err(|error| error.to_string())
-    }
 }

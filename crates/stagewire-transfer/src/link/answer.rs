@@ -42,9 +42,14 @@ impl Link {
                 Some(Waiting::Confirm(answer)) => drop(answer.send(Ok(()))),
                 _ => return Err(format!("an answer to request {request}, which was not asked")),
             },
+            Reply::Answered { request, message } => match self.take(request) {
+                Some(Waiting::Ask(answer)) => drop(answer.send(Ok(message))),
+                _ => return Err(format!("an answer to request {request}, which was not asked")),
+            },
             Reply::Refused { request, refusal } => match self.take(request) {
                 Some(Waiting::Pin(answer)) => drop(answer.send(Err(refusal))),
                 Some(Waiting::Confirm(answer)) => drop(answer.send(Err(refusal))),
+                Some(Waiting::Ask(answer)) => drop(answer.send(Err(refusal))),
                 None => return Err(format!("an answer to request {request}, which was not asked")),
             },
             Reply::Retired { segments } => {

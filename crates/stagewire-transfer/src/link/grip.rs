@@ -1,11 +1,10 @@
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 
 use stagewire_core::RegionRef;
 use tokio::sync::oneshot;
 
-use super::{Link, PeerSegment, Waiting, lock};
+use super::{Link, PeerSegment, Waiting};
 use crate::wire::{self, Kind, Place, Refusal, Request};
 use crate::{TransferError, TransferOptions};
 
@@ -32,7 +31,7 @@ impl Link {
         options: &TransferOptions,
     ) -> Result<Grip, TransferError> {
         let peer = self.peer;
-        if region.transport != kind.name() {
+        if !kind.pins(&region.transport) {
             return Err(TransferError::Transport {
                 peer,
                 region: region.region,
@@ -86,6 +85,17 @@ impl Link {
                 current,
             },
             Refusal::Capability => TransferError::Capability { peer, region },
+            Refusal::Device { device } => TransferError::Device {
+                transport: kind.name(),
+                device,
+            },
+            Refusal::Backend { problem } => TransferError::Backend {
+                transport: kind.name(),
+                peer,
+                region,
+                what: "pin",
+                problem,
+            },
             Refusal::Registered { kind: registered } => TransferError::Transport {
                 peer,
                 region,
@@ -101,27 +111,8 @@ impl Link {
             return;
         }
         let frame = wire::encode(&Request::Unpin { pin });
-        if let Err(error) = self.socket.try_send(&frame)
-            && error.kind() == io::ErrorKind::WouldBlock
-        {
-            lock(&self.backlog).push_back(frame);
-            self.backlog_filled.notify_one();
-        }
-    }
-
-    /// Waits until unpins are left over, and sends them.
-    ///
-    /// # Cancel safety
-    /// A frame leaves the backlog only once it is sent.
-    pub(super) async fn flush(&self) {
-        let next = || lock(&self.backlog).front().cloned();
-        let Some(frame) = next() else {
-            self.backlog_filled.notified().await;
-            return;
-        };
         // Where it fails, the connection is over, and with it the pins.
-        let _ = self.socket.send(&frame, None).await;
-        lock(&self.backlog).pop_front();
+        let _ = self.channel.post(&frame);
     }
 }
 

@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
-use stagewire_core::RegionRef;
+use stagewire_core::{Device, RegionRef};
 
-use super::{Pins, RegionKey, Table};
+use super::{Pins, RegionKey, Registration, Table};
 use crate::sync::{model, spawn};
 use crate::wire::{Kind, Refusal};
 use crate::{Borrowed, Memory};
@@ -31,11 +31,17 @@ impl Page {
         self.0.with(|given_back| unsafe { *given_back })
     }
 
-    /// Memory of so many bytes that nobody reads in a model.
-    fn memory(self: &Arc<Self>, len: usize) -> Memory {
+    /// A registration of so many bytes that nobody reads in a model.
+    fn registration(self: &Arc<Self>, len: usize) -> Registration {
         let owner: Arc<dyn Any + Send + Sync> = Arc::new(Owner(self.clone()));
         // SAFETY: never read.
-        unsafe { Borrowed::new(NonNull::dangling(), len, owner) }.into()
+        let memory = Memory::from(unsafe { Borrowed::new(NonNull::dangling(), len, owner) });
+        Registration {
+            kind: Kind::Cma,
+            memory,
+            device: Device::Cpu,
+            guard: None,
+        }
     }
 }
 
@@ -61,14 +67,13 @@ fn key(reference: &RegionRef) -> RegionKey {
 
 /// What a connection does for a reader; the reader looks at the page while the pin is held. Says whether it was.
 fn pin_and_read(table: &Arc<Table>, reference: &RegionRef, page: &Page) -> bool {
-    let mut pins = Pins::new(table.clone());
+    let mut pins = Pins::new(table.clone(), 0);
     match pins.pin(Kind::Cma, key(reference), &reference.capability) {
-        Ok((pin, memory)) => {
-            assert_eq!(memory.len(), reference.len, "another region's memory");
-            drop(memory);
+        Ok(hold) => {
+            assert_eq!(hold.memory().len(), reference.len, "another region's memory");
+            // Whoever serves the bytes may hold on for longer than the connection.
+            assert_eq!(pins.end().len(), 1);
             assert!(!page.is_given_back(), "read after it was given back");
-            assert!(pins.is_held(pin));
-            pins.end();
             true
         }
         Err(Refusal::Released | Refusal::Generation { .. }) => false,
@@ -80,7 +85,7 @@ fn pin_and_read(table: &Arc<Table>, reference: &RegionRef, page: &Page) -> bool 
 fn memory_goes_once_after_release_and_all_pins() {
     model(|| {
         let (table, page) = (Arc::new(Table::default()), Page::new());
-        let reference = table.register(Kind::Cma, page.memory(64)).expect("open");
+        let reference = table.register(page.registration(64)).expect("open");
         let readers = [(); 2].map(|()| {
             let (table, page, reference) = (table.clone(), page.clone(), reference.clone());
             spawn(move || pin_and_read(&table, &reference, &page))
@@ -99,13 +104,13 @@ fn memory_goes_once_after_release_and_all_pins() {
 fn a_number_used_again_never_shows_the_other_memory() {
     model(|| {
         let (table, old, new) = (Arc::new(Table::default()), Page::new(), Page::new());
-        let reference = table.register(Kind::Cma, old.memory(64)).expect("open");
+        let reference = table.register(old.registration(64)).expect("open");
         let reader = spawn({
             let (table, old, reference) = (table.clone(), old.clone(), reference.clone());
             move || pin_and_read(&table, &reference, &old)
         });
         table.release(key(&reference));
-        let next = table.register(Kind::Cma, new.memory(65)).expect("open");
+        let next = table.register(new.registration(65)).expect("open");
         assert!(pin_and_read(&table, &next, &new), "a new region was refused");
         reader.join().expect("the reader");
         assert!(old.is_given_back() && !new.is_given_back());
@@ -118,13 +123,13 @@ fn a_number_used_again_never_shows_the_other_memory() {
 fn whoever_waits_for_the_last_pin_is_woken() {
     model(|| {
         let (table, page) = (Arc::new(Table::default()), Page::new());
-        let reference = table.register(Kind::Cma, page.memory(64)).expect("open");
-        let mut pins = Pins::new(table.clone());
+        let reference = table.register(page.registration(64)).expect("open");
+        let mut pins = Pins::new(table.clone(), 0);
         let granted = pins.pin(Kind::Cma, key(&reference), &reference.capability);
-        let pin = granted.map(|(pin, _)| pin).expect("not released");
+        let pin = granted.map(|hold| hold.pin()).expect("not released");
         let ending = spawn(move || {
-            pins.unpin(pin);
-            pins.unpin(pin);
+            assert!(pins.unpin(pin).is_some());
+            assert!(pins.unpin(pin).is_none());
         });
         // A wake-up that is lost is a deadlock, which loom reports.
         loom::future::block_on(table.idle(key(&reference)));
@@ -139,7 +144,7 @@ fn a_table_that_closes_takes_nothing_in_any_more() {
         let (table, page) = (Arc::new(Table::default()), Page::new());
         let registering = spawn({
             let (table, page) = (table.clone(), page.clone());
-            move || table.register(Kind::Cma, page.memory(64)).is_ok()
+            move || table.register(page.registration(64)).is_ok()
         });
         table.close();
         let regions = table.stats().regions;

@@ -1,6 +1,8 @@
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -8,12 +10,16 @@ use rustix::net::{
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
 use crate::readiness;
 
 /// One end of a `SOCK_SEQPACKET` connection.
 pub(crate) struct Socket {
     fd: AsyncFd<OwnedFd>,
+    /// Posted frames that found the socket's buffer full.
+    backlog: Mutex<VecDeque<Vec<u8>>>,
+    backlog_filled: Notify,
 }
 
 /// What a packet was.
@@ -29,6 +35,8 @@ impl Socket {
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self {
             fd: readiness::watch(fd, Interest::READABLE | Interest::WRITABLE)?,
+            backlog: Mutex::default(),
+            backlog_filled: Notify::new(),
         })
     }
 
@@ -47,9 +55,34 @@ impl Socket {
             .await
     }
 
-    /// Sends one frame now; [`io::ErrorKind::WouldBlock`] where the buffer is full.
-    pub(crate) fn try_send(&self, frame: &[u8]) -> io::Result<()> {
-        send_packet(self.fd.as_fd(), frame, None)
+    /// Sends one frame, or leaves it to [`Socket::flush`]. Never waits.
+    pub(crate) fn post(&self, frame: &[u8]) -> io::Result<()> {
+        match send_packet(self.fd.as_fd(), frame, None) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.backlog().push_back(frame.to_vec());
+                self.backlog_filled.notify_one();
+                Ok(())
+            }
+            sent => sent,
+        }
+    }
+
+    /// Waits until a frame is left over, and sends it.
+    ///
+    /// # Cancel safety
+    /// A frame leaves the backlog only once it is sent.
+    pub(crate) async fn flush(&self) -> io::Result<()> {
+        let Some(frame) = self.backlog().front().cloned() else {
+            self.backlog_filled.notified().await;
+            return Ok(());
+        };
+        let sent = self.send(&frame, None).await;
+        self.backlog().pop_front();
+        sent
+    }
+
+    fn backlog(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Receives one frame into `buffer`.

@@ -127,7 +127,7 @@ async fn strangers_on_the_socket_disturb_nobody() {
         let mut answer = [0; 256];
         // An answer in the form of this version, or a closed connection; then, in any case, the end.
         while recv(&socket, &mut answer, RecvFlags::empty()).is_ok_and(|(read, _)| read > 0) {
-            assert_eq!(answer[..6], *b"SWD\n\x01\x00");
+            assert_eq!(answer[..6], *b"SWD\n\x02\x00");
         }
     }
     let memory = memory(&owner, "shm", &support::bulk(4096));

@@ -1,0 +1,214 @@
+//! This process as other hosts reach it.
+
+mod dial;
+mod hooks;
+mod listen;
+mod session;
+#[cfg(test)]
+mod tests;
+mod token;
+mod ungreeted;
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use stagewire_core::{Peer, TransportAddress};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+pub(crate) use dial::{Dial, Lanes};
+pub(crate) use hooks::{Hooks, LaneServer, Placer};
+pub(crate) use session::Session;
+pub use token::Secret;
+
+use crate::host::stopped;
+use crate::link::{Link, Links, Route};
+use crate::process::host_id;
+use crate::wire::{self, Kind, NetworkAddress};
+use crate::{ConnectError, ConnectOptions, Host, StartError};
+use listen::Listening;
+use token::Key;
+
+/// How a [`Network`] starts.
+#[derive(Debug, Clone)]
+pub struct NetworkOptions {
+    /// Where it listens; port 0 takes a free one.
+    pub bind: SocketAddr,
+    /// The address that peers are told, where it is not the one of `bind`.
+    pub advertise: Option<IpAddr>,
+    /// What peers must know. Required where `bind` is not a loopback address, where anybody could connect.
+    pub token: Option<Secret>,
+}
+
+impl Default for NetworkOptions {
+    /// Loopback only, any port, no token.
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
+            advertise: None,
+            token: None,
+        }
+    }
+}
+
+/// What a host needs once to be reached from other hosts: a listener for TCP, where peers pin regions and, with `tcp`,
+/// read and write them.
+///
+/// Peers prove that they have the token, if one is set, but nothing is encrypted: use it in a network that you trust.
+/// Dropping it without [`Network::shutdown`] does the same, without waiting. It ends with its host, too.
+pub struct Network {
+    host: Arc<Host>,
+    local: SocketAddr,
+    address: NetworkAddress,
+    key: Option<Key>,
+    links: Arc<Links>,
+    stop: Arc<watch::Sender<bool>>,
+    accepting: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Network {
+    /// Listens, and serves on the current tokio runtime.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    ///
+    /// # Cancel safety
+    /// Nothing is left behind by a dropped future.
+    pub async fn start(host: Arc<Host>, options: NetworkOptions) -> Result<Arc<Self>, StartError> {
+        let NetworkOptions { bind, advertise, token } = options;
+        if token.is_none() && !bind.ip().is_loopback() {
+            return Err(StartError::TokenMissing { bind });
+        }
+        if advertise.is_none() && bind.ip().is_unspecified() {
+            return Err(StartError::AdvertiseMissing { bind });
+        }
+        let failed = |what| {
+            move |error| StartError::Network {
+                what,
+                address: bind,
+                error,
+            }
+        };
+        let listener = TcpListener::bind(bind).await.map_err(failed("listen at"))?;
+        let local = listener.local_addr().map_err(failed("ask for the port of"))?;
+        let reached = SocketAddr::new(advertise.unwrap_or(local.ip()), local.port());
+        let key = token.as_ref().map(Key::new);
+        let address = NetworkAddress {
+            host: host_id(),
+            sockets: vec![reached],
+            extra: Vec::new(),
+        };
+        let stop = Arc::new(watch::Sender::new(false));
+        let shared = host.shared().clone();
+        let links = Links::new(shared.process, shared.counters.clone(), stop.subscribe());
+        let listening = Arc::new(Listening {
+            shared,
+            host: address.host.clone(),
+            key: key.clone(),
+            sessions: session::Sessions::default(),
+            stop: stop.subscribe(),
+        });
+        let (mut host_stop, stop_here) = (host.stopping(), stop.clone());
+        let accepting = tokio::spawn(async move {
+            tokio::select! {
+                () = listen::accept(listener, listening) => {}
+                () = stopped(&mut host_stop) => drop(stop_here.send_replace(true)),
+            }
+        });
+        Ok(Arc::new(Self {
+            host,
+            local,
+            address,
+            key,
+            links,
+            stop,
+            accepting: Mutex::new(Some(accepting)),
+        }))
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The host whose memory it serves.
+    pub fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+
+    /// Listens no more and ends the connections: peers see them closed, and their transfers end with an error.
+    ///
+    /// # Cancel safety
+    /// A dropped future has begun the shutdown; it goes on by itself.
+    pub async fn shutdown(&self) {
+        self.stop();
+        let accepting = self.accepting.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(accepting) = accepting {
+            // It ends by itself; an error would be its panic, which was reported where it happened.
+            let _ = accepting.await;
+        }
+    }
+
+    fn stop(&self) {
+        self.links.close();
+        self.stop.send_replace(true);
+    }
+
+    /// Lets the owner's half of a transport take part; false where the transport has one already.
+    pub(crate) fn set_placer(&self, kind: Kind, placer: Arc<dyn Placer>) -> bool {
+        self.host.shared().hooks.set_placer(kind, placer)
+    }
+
+    /// Has data connections served; false where they are already.
+    pub(crate) fn set_lanes(&self, lanes: Arc<dyn LaneServer>) -> bool {
+        self.host.shared().hooks.set_lanes(lanes)
+    }
+
+    /// The address of this process as one of its transports, with what else that transport's peers need to know.
+    pub(crate) fn address(&self, kind: Kind, extra: &[u8]) -> TransportAddress {
+        let address = NetworkAddress {
+            extra: extra.to_vec(),
+            ..self.address.clone()
+        };
+        TransportAddress {
+            transport: kind.name().to_owned(),
+            address: wire::encode_versioned(&address),
+        }
+    }
+
+    /// The connection to a peer, made if there is none, and what the peer's transport added to its address.
+    pub(crate) async fn link(
+        &self,
+        kind: Kind,
+        peer: &Peer,
+        options: &ConnectOptions,
+    ) -> Result<(Arc<Link>, Vec<u8>), ConnectError> {
+        let NetworkAddress { host, sockets, extra } = wire::address_of(kind, peer)?;
+        let dial = Dial {
+            sockets,
+            peer_host: host,
+            host: self.address.host.clone(),
+            key: self.key.clone(),
+        };
+        let route = Route::Tcp(&dial);
+        let link = self.links.connect(peer.incarnation, route, options.deadline).await?;
+        Ok((link, extra))
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Network")
+            .field("incarnation", &self.host.incarnation())
+            .field("local", &self.local)
+            .finish_non_exhaustive()
+    }
+}

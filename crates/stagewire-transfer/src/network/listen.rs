@@ -1,0 +1,176 @@
+//! The owner's side: who may connect over TCP, and for what.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::dial::prepare;
+use super::session::{Session, Sessions};
+use super::token::Key;
+use super::ungreeted::{Candidate, Ungreeted};
+use crate::host::{Connection, Shared, stopped};
+use crate::process::ProcessWatch;
+use crate::wire::{self, Challenge, Channel, Hello, MAX_FRAME, Role, Stream, Welcome};
+
+/// Who has not said so long after connecting who it is, is cut off.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// Pause after a failed accept, which means that descriptors have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What the tasks of one listener use together.
+pub(super) struct Listening {
+    pub(super) shared: Arc<Shared>,
+    pub(super) host: String,
+    pub(super) key: Option<Key>,
+    pub(super) sessions: Sessions,
+    pub(super) stop: watch::Receiver<bool>,
+}
+
+/// Accepts connections until the network or its host stops.
+pub(super) async fn accept(listener: TcpListener, listening: Arc<Listening>) {
+    let ungreeted = Arc::new(Ungreeted::default());
+    let mut stop = listening.stop.clone();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stopped(&mut stop) => return,
+        };
+        match accepted {
+            Ok((socket, from)) => {
+                let listening = listening.clone();
+                ungreeted.admit(|candidate| async move {
+                    let serve = timeout(GREETING, listening.greet(socket, candidate));
+                    match serve.await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(problem)) => tracing::warn!(%from, %problem, "a data connection was refused"),
+                        Err(_) => tracing::warn!(%from, "a data connection said nothing for {GREETING:?}"),
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a peer could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// A peer that may come in.
+enum Guest {
+    Reader(Option<ProcessWatch>),
+    Lane(Arc<Session>),
+}
+
+impl Listening {
+    /// Agrees with a peer who it is, and begins to serve it.
+    async fn greet(self: &Arc<Self>, socket: TcpStream, candidate: Candidate) -> Result<(), String> {
+        prepare(&socket).map_err(|error| error.to_string())?;
+        let stream = Stream::new(socket);
+        let challenge = Challenge { nonce: rand::random() };
+        send(&stream, &wire::encode_versioned(&challenge)).await?;
+        let mut buffer = [0; MAX_FRAME];
+        let received = stream.receive(&mut buffer).await;
+        let Some(len) = received.map_err(|error| error.to_string())? else {
+            // Somebody looked whether this process lives.
+            return Ok(());
+        };
+        let guest = match self.judge(&challenge, &buffer[..len]) {
+            Ok(guest) => guest,
+            Err(refused) => {
+                send(&stream, &wire::encode_versioned(&refused)).await?;
+                return Err(format!("{refused:?}"));
+            }
+        };
+        let (session, reader) = match guest {
+            Guest::Reader(reader) => (self.sessions.open(self.shared.table.clone()), Some(reader)),
+            Guest::Lane(session) => (session, None),
+        };
+        let welcome = Welcome::Open {
+            process: self.shared.process,
+            canary: (0, 0),
+            session: session.id(),
+        };
+        let sent = send(&stream, &wire::encode_versioned(&welcome)).await;
+        if sent.is_err() || !candidate.greeted() {
+            if reader.is_some() {
+                self.sessions.close(&session);
+            }
+            return sent;
+        }
+        let listening = self.clone();
+        match reader {
+            Some(reader) => {
+                stream.greeted();
+                tokio::spawn(listening.serve_reader(stream, reader, session));
+            }
+            None => {
+                let socket = stream.into_socket().map_err(|error| error.to_string())?;
+                tokio::spawn(listening.serve_lane(socket, session));
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&self, challenge: &Challenge, hello: &[u8]) -> Result<Guest, Welcome> {
+        let refused = |problem: String| Welcome::Refused { problem };
+        let hello: Hello = wire::decode_versioned(hello).map_err(|error| refused(format!("it received {error}")))?;
+        let token = |problem: &str| {
+            let problem = problem.to_owned();
+            Err(Welcome::Token { problem })
+        };
+        match (&self.key, &hello.proof) {
+            (None, None) => {}
+            (None, Some(_)) => return token("it has none itself"),
+            (Some(_), None) => return token("it wants one, and was shown none"),
+            (Some(key), Some(proof)) if key.accepts(challenge, hello.expects, proof) => {}
+            (Some(_), Some(_)) => return token("it has another one"),
+        }
+        if hello.expects != self.shared.incarnation {
+            return Err(Welcome::Incarnation {
+                found: self.shared.incarnation,
+            });
+        }
+        if let Role::Lane { session } = hello.role {
+            let session = self.sessions.find(session);
+            let session = session.filter(|_| self.shared.hooks.lanes().is_some());
+            let unknown = || refused("it knows no such session, or serves no lanes".to_owned());
+            return session.map(Guest::Lane).ok_or_else(unknown);
+        }
+        if hello.host != self.host {
+            return Ok(Guest::Reader(None));
+        }
+        let watch = ProcessWatch::open(hello.process).map_err(|error| refused(error.to_string()))?;
+        Ok(Guest::Reader(Some(watch)))
+    }
+
+    async fn serve_reader(self: Arc<Self>, stream: Stream, reader: Option<ProcessWatch>, session: Arc<Session>) {
+        let channel = Channel::Tcp(stream);
+        let connection = Connection::new(self.shared.clone(), channel, reader, session.clone());
+        connection.serve(self.stop.clone()).await;
+        self.sessions.close(&session);
+    }
+
+    async fn serve_lane(self: Arc<Self>, socket: TcpStream, session: Arc<Session>) {
+        let Some(lanes) = self.shared.hooks.lanes() else {
+            return;
+        };
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            () = lanes.serve(socket, session.clone()) => {}
+            () = session.over() => {}
+            () = stopped(&mut stop) => {}
+        }
+    }
+}
+
+async fn send(stream: &Stream, frame: &[u8]) -> Result<(), String> {
+    let sent = async {
+        stream.post(frame)?;
+        stream.flush_all().await
+    };
+    sent.await.map_err(|error| error.to_string())
+}

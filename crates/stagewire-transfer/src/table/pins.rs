@@ -1,0 +1,113 @@
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+
+use stagewire_core::Capability;
+
+use super::{RegionKey, Table};
+use crate::Memory;
+use crate::wire::{Kind, Refusal};
+
+/// One pin: the region stays in place as long as this is held.
+///
+/// The connection holds it until its reader lets go, and whoever serves the pinned bytes as long as it touches them.
+pub(crate) struct Hold {
+    table: Arc<Table>,
+    session: u128,
+    pin: u64,
+    key: RegionKey,
+    kind: Kind,
+    memory: Memory,
+}
+
+impl Hold {
+    /// The connection whose pin this is; zero for all on the Unix socket.
+    pub(crate) fn session(&self) -> u128 {
+        self.session
+    }
+
+    /// Number of the pin on its connection.
+    pub(crate) fn pin(&self) -> u64 {
+        self.pin
+    }
+
+    pub(crate) fn key(&self) -> RegionKey {
+        self.key
+    }
+
+    /// The transport that pinned it.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The memory, no longer than this.
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.table.unpin(self.key);
+    }
+}
+
+/// The pins of one connection.
+///
+/// They end one by one, or all together with [`Pins::end`] once the reader has let go or died. Dropped without that
+/// (its task was aborted, so nobody knows what the reader still does), they are held for ever.
+pub(crate) struct Pins {
+    table: Arc<Table>,
+    session: u128,
+    held: HashMap<u64, Arc<Hold>>,
+    next: u64,
+}
+
+impl Pins {
+    pub(crate) fn new(table: Arc<Table>, session: u128) -> Self {
+        Self {
+            table,
+            session,
+            held: HashMap::new(),
+            next: 0,
+        }
+    }
+
+    pub(crate) fn pin(&mut self, kind: Kind, key: RegionKey, capability: &Capability) -> Result<Arc<Hold>, Refusal> {
+        let memory = self.table.pin(kind, key, capability)?;
+        let pin = self.next;
+        self.next += 1;
+        let hold = Arc::new(Hold {
+            table: self.table.clone(),
+            session: self.session,
+            pin,
+            key,
+            kind,
+            memory,
+        });
+        self.held.insert(pin, hold.clone());
+        Ok(hold)
+    }
+
+    pub(crate) fn get(&self, pin: u64) -> Option<&Arc<Hold>> {
+        self.held.get(&pin)
+    }
+
+    /// Ends one pin, as far as the connection is concerned.
+    pub(crate) fn unpin(&mut self, pin: u64) -> Option<Arc<Hold>> {
+        self.held.remove(&pin)
+    }
+
+    /// Ends all pins, as far as the connection is concerned.
+    pub(crate) fn end(&mut self) -> Vec<Arc<Hold>> {
+        mem::take(&mut self.held).into_values().collect()
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        for hold in self.end() {
+            mem::forget(hold);
+        }
+    }
+}
