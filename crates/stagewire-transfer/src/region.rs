@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use stagewire_core::RegionRef;
 
+use crate::RegisterError;
 use crate::table::{RegionKey, Registration, Table};
-use crate::{Host, RegisterError};
 
 /// Registered memory, which it owns. Dropping it releases it.
 pub struct Region {
@@ -13,9 +13,9 @@ pub struct Region {
 }
 
 impl Region {
-    /// Registers with the host's table.
-    pub(crate) fn register(host: &Host, registration: Registration) -> Result<Self, RegisterError> {
-        let (table, transport) = (&host.shared().table, registration.kind.name());
+    /// Registers with a host's table.
+    pub(crate) fn register(table: &Arc<Table>, registration: Registration) -> Result<Self, RegisterError> {
+        let transport = registration.kind.name();
         match table.register(registration) {
             Ok(reference) => Ok(Self {
                 reference,

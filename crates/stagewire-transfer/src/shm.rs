@@ -102,7 +102,7 @@ pub(crate) fn register(
         device,
         guard: None,
     };
-    Region::register(host, registration)
+    Region::register(&host.shared().table, registration)
 }
 
 #[derive(Debug)]

@@ -5,13 +5,13 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use stagewire_core::{Incarnation, Peer, ProcessRef, Record, RegionRef, TransportAddress};
+use stagewire_core::{Device, Incarnation, Peer, ProcessRef, Record, RegionRef, TransportAddress};
 use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::copy::{Plan, Shape};
 use crate::mapping::Keep;
-use crate::table::{Pins, RegionKey, Table};
+use crate::table::{Pins, RegionKey, Registration, Table};
 use crate::wire::{Kind, Refusal};
 use crate::{
     Abilities, ConnectError, ConnectOptions, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions, Remote,
@@ -71,8 +71,13 @@ impl Transport for Loopback {
     }
 
     fn register(&self, memory: Memory, _options: RegisterOptions) -> Result<Region, RegisterError> {
-        let reference = self.table.register(KIND, memory).expect("open");
-        Ok(Region::new(reference, self.table.clone()))
+        let registration = Registration {
+            kind: KIND,
+            memory,
+            device: Device::Cpu,
+            guard: None,
+        };
+        Region::register(&self.table, registration)
     }
 
     async fn connect(&self, _peer: &Peer, _options: ConnectOptions) -> Result<Arc<dyn Remote>, ConnectError> {
@@ -87,13 +92,13 @@ impl Transport for Loopback {
 #[async_trait]
 impl Remote for Loopback {
     async fn pin(&self, region: &RegionRef, _options: TransferOptions) -> Result<Box<dyn Pinned>, TransferError> {
-        let mut pins = Pins::new(self.table.clone());
+        let mut pins = Pins::new(self.table.clone(), 0);
         let key = RegionKey {
             region: region.region,
             generation: region.generation,
         };
         let (peer, region_number) = (PEER, region.region);
-        let (_, memory) = pins
+        let hold = pins
             .pin(KIND, key, &region.capability)
             .map_err(|refusal| match refusal {
                 Refusal::Unknown => TransferError::UnknownRegion {
@@ -102,6 +107,7 @@ impl Remote for Loopback {
                 },
                 other => panic!("{other:?}"),
             })?;
+        let memory = hold.memory().clone();
         let held = Held(Mutex::new(Some(pins)));
         let held = Arc::new(held);
         Ok(Box::new(LoopbackPinned { memory, held }))
@@ -124,7 +130,7 @@ impl Keep for Held {}
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(pins) = self.0.get_mut().expect("nothing panics with it").take() {
+        if let Some(mut pins) = self.0.get_mut().expect("nothing panics with it").take() {
             pins.end();
         }
     }
