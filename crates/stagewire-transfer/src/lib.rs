@@ -101,9 +101,9 @@ mod link;
 mod mapping;
 mod memory;
 mod mooncake;
+mod network;
 #[cfg(feature = "probe")]
 pub mod probe;
-mod network;
 mod process;
 mod pull;
 mod push;

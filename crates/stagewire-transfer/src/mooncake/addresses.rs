@@ -63,7 +63,7 @@ struct Pin(Option<Pins>);
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        if let Some(pins) = self.0.take() {
+        if let Some(mut pins) = self.0.take() {
             pins.end();
         }
     }
@@ -117,10 +117,10 @@ impl Addresses {
         let (memory, pin) = match &grant.source {
             Source::Pinned(memory) => (memory.clone(), None),
             Source::Exposed { table, key, capability } => {
-                let mut pins = Pins::new(table.clone());
+                let mut pins = Pins::new(table.clone(), 0);
                 let pinned = pins.pin(Kind::Mooncake, *key, capability);
                 let pin = Pin(Some(pins));
-                (pinned.ok()?.1, Some(pin))
+                (pinned.ok()?.memory().clone(), Some(pin))
             }
         };
         let offset = request.addr - grant.base;
