@@ -3,6 +3,7 @@
 mod arena;
 mod cma;
 mod connect;
+mod nixl;
 mod register;
 mod start;
 mod target;
@@ -11,6 +12,7 @@ mod transfer;
 pub use arena::ArenaError;
 pub use cma::CmaUnavailable;
 pub use connect::ConnectError;
+pub use nixl::NixlUnavailable;
 pub use register::{RegisterError, RegisterProblem};
 pub use start::StartError;
 pub use target::TargetError;

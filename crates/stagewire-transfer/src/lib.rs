@@ -89,7 +89,6 @@
 )]
 
 mod arena;
-mod budget;
 mod buffer;
 mod cma;
 #[cfg(feature = "conformance")]
@@ -103,6 +102,7 @@ mod mapping;
 mod memory;
 mod mooncake;
 mod network;
+mod nixl;
 #[cfg(feature = "probe")]
 pub mod probe;
 mod process;
@@ -120,7 +120,8 @@ mod wire;
 pub use arena::{Arena, ArenaStats, Extent, ExtentMut, ExtentWriter};
 pub use copy::MAX_ROWS;
 pub use error::{
-    ArenaError, CmaUnavailable, ConnectError, RegisterError, RegisterProblem, StartError, TargetError, TransferError,
+    ArenaError, CmaUnavailable, ConnectError, NixlUnavailable, RegisterError, RegisterProblem, StartError, TargetError,
+    TransferError,
 };
 pub use host::{Host, HostOptions, HostStats, SocketFile, listen_unix, sweep};
 pub use mapping::Mapping;
@@ -128,6 +129,7 @@ pub use mapping::Mapping;
 pub use memory::{Borrowed, Memory, Writable};
 pub use mooncake::{Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Segment, SegmentBuffer};
 pub use network::{Network, NetworkOptions, Secret};
+pub use nixl::{Nixl, NixlLibrary, NixlOptions, NixlVersion};
 pub use process::{ProcessWatch, this_process};
 pub use region::Region;
 pub use target::Target;

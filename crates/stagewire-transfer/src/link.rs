@@ -22,7 +22,6 @@ pub(crate) use connect::{Links, Opened, Route};
 pub(crate) use grip::Grip;
 pub(crate) use segment::PeerSegment;
 
-use crate::budget::Budget;
 use crate::host::{Counters, stopped};
 use crate::network::Lanes;
 use crate::process::ProcessWatch;
@@ -45,7 +44,6 @@ pub(crate) struct Link {
     /// How to open data connections to the peer, over TCP.
     lanes: Option<Lanes>,
     counters: Arc<Counters>,
-    budget: Budget,
     /// The process that made the connection; a fork of it must not speak on it.
     owner: u32,
     next_request: AtomicU64,
@@ -86,11 +84,6 @@ impl Link {
         self.lanes.as_ref()
     }
 
-    /// What transfers with this peer may have in flight.
-    pub(crate) fn budget(&self) -> &Budget {
-        &self.budget
-    }
-
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -102,6 +95,11 @@ impl Link {
     /// Whether the peer lives and the connection stands.
     pub(crate) fn is_alive(&self) -> bool {
         self.lost.borrow().is_none() && self.watch.as_ref().is_none_or(ProcessWatch::is_alive)
+    }
+
+    /// Whether the peer's process is known to have ended.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.watch.as_ref().is_some_and(|watch| !watch.is_alive())
     }
 
     /// Resolves when the connection is over, with the reason.

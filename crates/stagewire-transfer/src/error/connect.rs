@@ -38,6 +38,16 @@ pub enum ConnectError {
         found: u16,
         expected: u16,
     },
+    #[error(
+        "peer {peer} runs {transport} {found}, this process {transport} {expected}: between these two a transfer may never \
+         end; install the same release on both"
+    )]
+    BackendVersion {
+        peer: Incarnation,
+        transport: &'static str,
+        found: String,
+        expected: String,
+    },
     #[error("the process behind {path} runs as user {found}, this one as {expected}")]
     User { path: String, found: u32, expected: u32 },
     #[error(
@@ -66,7 +76,9 @@ pub enum ConnectError {
 impl Classify for ConnectError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::NotOffered { .. } | Self::OtherHost { .. } | Self::Version { .. } => ErrorClass::Unsupported,
+            Self::NotOffered { .. } | Self::OtherHost { .. } | Self::Version { .. } | Self::BackendVersion { .. } => {
+                ErrorClass::Unsupported
+            }
             Self::Address { .. } => ErrorClass::Invalid,
             Self::Gone { .. } | Self::Incarnation { .. } | Self::Refused { .. } | Self::Io { .. } => {
                 ErrorClass::Unavailable
@@ -85,6 +97,7 @@ impl Classify for ConnectError {
             Self::Gone { .. } => "peer.lost",
             Self::Incarnation { .. } => "peer.incarnation",
             Self::Version { .. } => "connect.version",
+            Self::BackendVersion { .. } => "connect.backend_version",
             Self::User { .. } => "connect.user",
             Self::Token { .. } => "connect.token",
             Self::Refused { .. } => "connect.refused",

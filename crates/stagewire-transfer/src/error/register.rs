@@ -28,6 +28,15 @@ pub enum RegisterProblem {
     Overlap { region: u64 },
     #[error("not all of the {len} bytes at {address:#x} are mapped in this process")]
     Unmapped { address: u64, len: u64 },
+    #[error("{device} cannot be used: {problem}")]
+    NoDevice { device: Device, problem: String },
+    #[error(
+        "a peer may still write these bytes, by what it knows of a region that was released; wait until it has forgotten \
+         that, or use other memory"
+    )]
+    Quarantined,
+    #[error("{problem}")]
+    Backend { problem: String },
     #[error("this host was shut down")]
     ShutDown,
 }
@@ -56,9 +65,11 @@ impl Classify for RegisterError {
     fn class(&self) -> ErrorClass {
         match self.problem {
             RegisterProblem::Empty | RegisterProblem::Unmapped { .. } => ErrorClass::Invalid,
-            RegisterProblem::Overlap { .. } => ErrorClass::Conflict,
-            RegisterProblem::NotFromArena | RegisterProblem::Device { .. } => ErrorClass::Unsupported,
-            RegisterProblem::ShutDown => ErrorClass::Unavailable,
+            RegisterProblem::Overlap { .. } | RegisterProblem::Quarantined => ErrorClass::Conflict,
+            RegisterProblem::NotFromArena | RegisterProblem::Device { .. } | RegisterProblem::NoDevice { .. } => {
+                ErrorClass::Unsupported
+            }
+            RegisterProblem::Backend { .. } | RegisterProblem::ShutDown => ErrorClass::Unavailable,
         }
     }
 
@@ -66,9 +77,11 @@ impl Classify for RegisterError {
         match self.problem {
             RegisterProblem::Empty => "register.empty",
             RegisterProblem::NotFromArena => "register.not_from_arena",
-            RegisterProblem::Device { .. } => "register.device",
+            RegisterProblem::Device { .. } | RegisterProblem::NoDevice { .. } => "register.device",
             RegisterProblem::Overlap { .. } => "register.overlap",
             RegisterProblem::Unmapped { .. } => "register.unmapped",
+            RegisterProblem::Quarantined => "register.quarantined",
+            RegisterProblem::Backend { .. } => "register.backend",
             RegisterProblem::ShutDown => "register.shut_down",
         }
     }

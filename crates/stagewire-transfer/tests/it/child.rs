@@ -163,12 +163,12 @@ impl Drop for Fork {
     }
 }
 
-fn to_hex<T: Serialize>(value: &T) -> String {
+pub(crate) fn to_hex<T: Serialize>(value: &T) -> String {
     let bytes = postcard::to_stdvec(value).expect("encodes");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn from_hex<T: DeserializeOwned>(text: &str) -> T {
+pub(crate) fn from_hex<T: DeserializeOwned>(text: &str) -> T {
     let digits = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal");
     let bytes: Vec<u8> = (0..text.len()).step_by(2).map(digits).collect();
     postcard::from_bytes(&bytes).expect("decodes")

@@ -10,6 +10,7 @@ mod mooncake;
 mod mooncake_faults;
 mod mooncake_peer;
 mod mooncake_ports;
+mod nixl;
 mod process_death;
 mod stopped;
 mod support;

@@ -1,0 +1,225 @@
+//! Peers that die, stop or come back, with real processes.
+
+use std::time::{Duration, Instant};
+
+use stagewire_core::{Classify, Incarnation, Record};
+use stagewire_transfer::{Borrowed, Memory, Target, TransferOptions, Transport};
+use uuid::Uuid;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::child::{Child, Options};
+use super::processes::{pin, pull};
+use super::{End, is_here};
+use crate::child::to_hex;
+use crate::support;
+
+const MIB: usize = 1 << 20;
+
+const TCP: Options = Options {
+    writable: false,
+    tls: Some("tcp"),
+    library: None,
+    incarnation: None,
+};
+
+const WRITABLE_TCP: Options = Options { writable: true, ..TCP };
+
+fn whole(len: usize) -> [Record; 1] {
+    [Record::contiguous(0, 0, len as u64)]
+}
+
+fn within(milliseconds: u64) -> TransferOptions {
+    TransferOptions {
+        deadline: Some(Duration::from_millis(milliseconds)),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_owner_ends_its_transfers_within_a_second() {
+    if !is_here() {
+        return;
+    }
+    let (_parent, dir) = support::run_dir();
+    let end = End::start(&dir).await;
+    let len = 128 * MIB;
+    for options in [Options::default(), TCP] {
+        let (mut owner, offer) = Child::owner(&dir, len, &options).await;
+        let pinned = pin(&end, &offer).await;
+        let mut target = Target::allocate(len as u64).expect("memory");
+        let pulls = async {
+            loop {
+                if let Err(error) = pinned.pull(&whole(len), &target, TransferOptions::default()).await {
+                    return (error, Instant::now());
+                }
+                target.reset().expect("the pull is over");
+            }
+        };
+        let kill = async {
+            support::until("bytes are in flight", || end.nixl.stats().in_flight_bytes > 0).await;
+            owner.kill();
+            Instant::now()
+        };
+        let ((error, ended), killed) = tokio::join!(pulls, kill);
+        assert_eq!(error.reason(), "peer.lost", "{error}");
+        let after = ended.duration_since(killed);
+        assert!(after < Duration::from_secs(1), "{after:?} after the kill");
+        support::until("nothing writes into the target", || target.is_idle()).await;
+        assert!(target.as_slice().is_err(), "half a pull shows");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_owner_is_noticed_by_the_deadline_and_late_bytes_harm_nobody() {
+    if !is_here() {
+        return;
+    }
+    let (_parent, dir) = support::run_dir();
+    let end = End::start(&dir).await;
+    let len = 64 * MIB;
+    for options in [Options::default(), TCP] {
+        let (owner, offer) = Child::owner(&dir, len, &options).await;
+        let pinned = pin(&end, &offer).await;
+        // So that connecting is no part of what follows.
+        pull(&*pinned, &whole(MIB), MIB).await;
+        owner.stop().await;
+        let mut target = Target::allocate(len as u64).expect("memory");
+        let begun = Instant::now();
+        let pulled = pinned.pull(&whole(len), &target, within(500)).await;
+        let (error, took) = (pulled.expect_err("the owner stands still"), begun.elapsed());
+        assert_eq!(error.reason(), "transfer.deadline", "{error}");
+        assert!(took < Duration::from_millis(1500), "{took:?}");
+        if options.tls.is_some() {
+            // Over TCP nothing can arrive from a process that stands still.
+            assert!(!target.is_idle(), "given up while NIXL may still write into it");
+        }
+        owner.go_on();
+        support::until("NIXL is done with the target", || target.is_idle()).await;
+        assert!(target.slice(0..1).is_err(), "late bytes show");
+        target.reset().expect("idle");
+        pinned
+            .pull(&whole(len), &target, TransferOptions::default())
+            .await
+            .expect("pulled");
+        assert!(target.as_slice().expect("pulled") == support::bulk(len));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_that_ran_out_of_time_is_in_doubt_and_lands_in_quarantined_memory() {
+    if !is_here() {
+        return;
+    }
+    let (_parent, dir) = support::run_dir();
+    let end = End::start(&dir).await;
+    let len = 32 * MIB;
+    let (mut owner, offer) = Child::owner(&dir, len, &WRITABLE_TCP).await;
+    let pinned = pin(&end, &offer).await;
+    let source = support::bulk(len);
+    let digest = xxh3_64(&source);
+    let memory = Memory::from(Borrowed::from(source));
+    pinned
+        .push(&whole(100), &memory, TransferOptions::default())
+        .await
+        .expect("pushed");
+    owner.stop().await;
+    let error = pinned
+        .push(&whole(len), &memory, within(300))
+        .await
+        .expect_err("the owner stands still");
+    assert_eq!(error.reason(), "transfer.in_doubt", "{error}");
+    drop(pinned);
+    owner.go_on();
+    owner.ask::<()>("release").await;
+    let limit = Instant::now() + Duration::from_secs(20);
+    // As long as the write may land, nobody sees the bytes, and nobody can use the memory for something else.
+    while let Some(reason) = owner.ask::<Option<String>>("register-again").await {
+        // Still pinned by the write, then still known to the writer.
+        assert!(
+            ["register.overlap", "register.quarantined"].contains(&&*reason),
+            "{reason}"
+        );
+        let shown: Option<u64> = owner.ask("bytes").await;
+        assert!(
+            shown.is_none_or(|shown| shown == digest),
+            "shown before the write landed"
+        );
+        assert!(Instant::now() < limit, "never given back");
+    }
+    assert_eq!(
+        owner.bytes().await,
+        digest,
+        "the write landed before the memory was given back"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_comes_back_under_the_same_name_is_reached_again() {
+    if !is_here() {
+        return;
+    }
+    let (_parent, dir) = support::run_dir();
+    let end = End::start(&dir).await;
+    let options = Options {
+        incarnation: Some(Incarnation(Uuid::new_v4())),
+        ..Options::default()
+    };
+    for _ in 0..3 {
+        let (mut owner, offer) = Child::owner(&dir, MIB, &options).await;
+        let pinned = pin(&end, &offer).await;
+        let target = pull(&*pinned, &whole(MIB), MIB).await;
+        assert!(target.as_slice().expect("pulled") == support::bulk(MIB));
+        owner.kill();
+        owner.gone().await;
+        let pulled = pinned
+            .pull(
+                &whole(MIB),
+                &Target::allocate(MIB as u64).expect("memory"),
+                within(5000),
+            )
+            .await;
+        assert_eq!(pulled.expect_err("it is gone").reason(), "peer.lost");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_stays_until_its_readers_have_forgotten_it_or_died() {
+    if !is_here() {
+        return;
+    }
+    let (_parent, dir) = support::run_dir();
+    let end = End::start(&dir).await;
+    let (mut owner, offer) = Child::owner(&dir, MIB, &Options::default()).await;
+    let mut other = Child::reader(&dir, &Options::default());
+    other.ask::<()>(&format!("pull {}", to_hex(&offer))).await;
+    let pinned = pin(&end, &offer).await;
+    pull(&*pinned, &whole(MIB), MIB).await;
+    drop(pinned);
+    owner.ask::<()>("release").await;
+    assert_eq!(
+        owner.ask::<u64>("registrations").await,
+        1,
+        "given back while a reader has it pinned"
+    );
+    other.kill();
+    owner.registrations_become(0).await;
+    support::until("the reader that lives has forgotten it", || {
+        end.nixl.known_registrations() == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transfer_that_hangs_costs_little() {
+    if !is_here() {
+        return;
+    }
+    let (_parent, dir) = support::run_dir();
+    let (owner, offer) = Child::owner(&dir, 8 * MIB, &TCP).await;
+    let mut reader = Child::reader(&dir, &TCP);
+    reader.ask::<()>(&format!("block {}", to_hex(&offer))).await;
+    owner.stop().await;
+    let (pulled, cost): (Result<(), String>, Duration) = reader.ask("now").await;
+    assert_eq!(pulled, Err("transfer.deadline".to_owned()));
+    assert!(cost < Duration::from_millis(20), "{cost:?} for three seconds");
+    owner.go_on();
+}
