@@ -89,6 +89,7 @@
 )]
 
 mod arena;
+mod budget;
 mod buffer;
 mod cma;
 #[cfg(feature = "conformance")]
