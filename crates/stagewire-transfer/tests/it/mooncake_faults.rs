@@ -117,19 +117,17 @@ async fn an_engine_stops_and_a_write_lands_late() {
     let segment = ours.open(engine.name()).await;
     pull(&segment, src).await.expect("alive");
     // In the middle of a pull.
-    let target = Target::allocate(LEN).expect("memory");
-    let records = whole(LEN);
+    let (mut target, records) = (Target::allocate(LEN).expect("memory"), whole(LEN));
     let pulling = async {
-        let begun = Instant::now();
         loop {
-            match segment.pull(src, &records, &target, SHORT).await {
-                Ok(()) => panic!("it stands still"),
-                Err(error) => break (error, begun.elapsed()),
+            let begun = Instant::now();
+            if let Err(error) = segment.pull(src, &records, &target, SHORT).await {
+                return (error, begun.elapsed());
             }
+            target.reset().expect("idle");
         }
     };
-    engine.stop().await;
-    let (error, took) = pulling.await;
+    let ((error, took), ()) = tokio::join!(pulling, engine.stop());
     assert_eq!(
         (error.class(), error.reason()),
         (ErrorClass::Deadline, "transfer.deadline"),
