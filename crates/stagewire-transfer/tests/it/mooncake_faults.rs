@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use stagewire_core::{Classify, ErrorClass};
 use stagewire_transfer::{
-    Borrowed, ConnectOptions, Memory, Mooncake, MooncakeError, MooncakeOptions, Region, Segment, SegmentBuffer, Target,
+    Borrowed, ConnectOptions, Memory, MooncakeError, MooncakeOptions, Region, Segment, SegmentBuffer, Target,
     TransferOptions, Writable,
 };
 use tokio::net::TcpStream;
@@ -296,10 +296,8 @@ async fn a_peer_that_came_back_under_its_name_is_opened_again() {
     is_lost(&error);
     let mut options = MooncakeOptions::default();
     options.bind = name.parse().expect("an address");
-    let back = Mooncake::start(other.host.clone(), options)
-        .await
-        .expect("the port is free again");
-    assert_eq!(back.name(), name);
+    let back = Ours::start_with(options).await.expect("the port is free again");
+    assert_eq!(back.mooncake.name(), name);
     // The old value stays lost; the name, opened again, is the new peer, where old addresses mean nothing.
     is_lost(&pull(&segment, stale).await.expect_err("it is gone"));
     let again = ours.open(&name).await;
