@@ -19,12 +19,7 @@ impl Region {
     /// Registers with a host's table. Whether the transport takes memory of this device is the caller's to check.
     pub(crate) fn register(table: &Arc<Table>, registration: Registration) -> Result<Self, RegisterError> {
         let transport = registration.kind.name();
-        let problem = match registration.device {
-            _ if registration.memory.is_empty() => Some(RegisterProblem::Empty),
-            Device::Cpu => unmapped(&registration.memory),
-            _ => None,
-        };
-        if let Some(problem) = problem {
+        if let Some(problem) = Self::problem(&registration.memory, registration.device) {
             return Err(RegisterError::new(transport, problem, registration.memory));
         }
         match table.register(registration) {
@@ -33,6 +28,15 @@ impl Region {
                 table: table.clone(),
             }),
             Err((problem, memory)) => Err(RegisterError::new(transport, problem, memory)),
+        }
+    }
+
+    /// What stands against registering this memory, with whatever transport.
+    pub(crate) fn problem(memory: &Memory, device: Device) -> Option<RegisterProblem> {
+        match device {
+            _ if memory.is_empty() => Some(RegisterProblem::Empty),
+            Device::Cpu => unmapped(memory),
+            _ => None,
         }
     }
 
