@@ -15,6 +15,7 @@
 
 mod addresses;
 mod data;
+mod engine;
 mod error;
 mod handshake;
 mod lender;
@@ -34,6 +35,10 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub use engine::{
+    Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions, EngineSlice, EngineStatus,
+    EngineTransport, Rebuild,
+};
 pub use error::MooncakeError;
 pub use handshake::Notification;
 pub use options::MooncakeOptions;
