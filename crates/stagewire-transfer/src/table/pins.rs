@@ -12,12 +12,18 @@ use crate::wire::{Kind, Refusal};
 ///
 /// The connection holds it until its reader lets go, and whoever serves the pinned bytes as long as it touches them.
 pub(crate) struct Hold {
-    table: Arc<Table>,
     session: u128,
     pin: u64,
-    key: RegionKey,
     kind: Kind,
+    // Goes first: where a region is idle, nobody has its memory any more.
     memory: Memory,
+    place: Place,
+}
+
+/// A region that stays in place as long as this is held.
+struct Place {
+    table: Arc<Table>,
+    key: RegionKey,
 }
 
 impl Hold {
@@ -32,7 +38,7 @@ impl Hold {
     }
 
     pub(crate) fn key(&self) -> RegionKey {
-        self.key
+        self.place.key
     }
 
     /// The transport that pinned it.
@@ -46,7 +52,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for Place {
     fn drop(&mut self) {
         self.table.unpin(self.key);
     }
@@ -77,13 +83,13 @@ impl Pins {
         let memory = self.table.pin(kind, key, capability)?;
         let pin = self.next;
         self.next += 1;
+        let table = self.table.clone();
         let hold = Arc::new(Hold {
-            table: self.table.clone(),
             session: self.session,
             pin,
-            key,
             kind,
             memory,
+            place: Place { table, key },
         });
         self.held.insert(pin, hold.clone());
         Ok(hold)
