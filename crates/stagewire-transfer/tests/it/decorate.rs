@@ -1,5 +1,6 @@
 //! The decorators over real transports; what they do in detail is tested inside the crate, with the clock paused.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,10 +10,11 @@ use stagewire_transfer::conformance::{Backend, Side, Violation, assert_conforms}
 use stagewire_transfer::decorate::{Fault, FaultPlan, Mishap, Operation, Recorder, Throttle, ThrottleOptions};
 use stagewire_transfer::{ConnectOptions, RegisterOptions, Target, TransferOptions, Transport};
 
-use crate::support;
+use crate::{oracle, support};
 
 struct Decorated {
     dir: PathBuf,
+    plan: FaultPlan,
 }
 
 #[async_trait]
@@ -20,7 +22,7 @@ impl Backend for Decorated {
     async fn side(&self) -> Result<Side, Violation> {
         let host = support::start(&self.dir).await;
         let throttled = Arc::new(Throttle::new(host.shm(), ThrottleOptions::default()));
-        let faulty = Arc::new(Fault::new(throttled, FaultPlan::new()));
+        let faulty = Arc::new(Fault::new(throttled, self.plan.clone()));
         let (for_memory, for_regions) = (host.clone(), host.clone());
         Ok(Side {
             transport: Arc::new(Recorder::new(faulty)),
@@ -35,7 +37,18 @@ impl Backend for Decorated {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn decorators_that_do_nothing_conform() {
     let (_parent, dir) = support::run_dir();
-    assert_conforms(&Decorated { dir }).await;
+    let plan = FaultPlan::new();
+    assert_conforms(&Decorated { dir, plan }).await;
+}
+
+#[test]
+#[should_panic(expected = "other bytes at")]
+fn the_oracle_notices_one_changed_bit() {
+    let (_parent, dir) = support::run_dir();
+    let runtime = support::runtime();
+    let one_in = NonZeroU64::new(10).expect("not 0");
+    let plan = FaultPlan::new().seeded(1, one_in, vec![Mishap::Corrupt { byte: 5 }]);
+    oracle::agrees(&runtime, &Decorated { dir, plan });
 }
 
 /// Large enough that the copies go to other threads.

@@ -87,6 +87,12 @@ pub(crate) fn bulk(len: usize) -> Vec<u8> {
     bytes
 }
 
+/// For tests that cannot be asynchronous themselves; two workers, as the others have.
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().expect("a runtime")
+}
+
 /// Waits until the condition holds.
 pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
     let reached = async {
