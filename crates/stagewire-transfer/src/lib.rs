@@ -89,7 +89,6 @@
 )]
 
 mod arena;
-mod budget;
 mod buffer;
 mod cma;
 #[cfg(feature = "conformance")]
@@ -97,6 +96,9 @@ pub mod conformance;
 mod copy;
 pub mod decorate;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod host;
 mod link;
 mod mapping;
@@ -128,10 +130,7 @@ pub use host::{Host, HostOptions, HostStats, SocketFile, listen_unix, sweep};
 pub use mapping::Mapping;
 
 pub use memory::{Borrowed, Memory, Writable};
-pub use mooncake::{
-    Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions, EngineSlice, EngineStatus,
-    EngineTransport, Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Rebuild, Segment, SegmentBuffer,
-};
+pub use mooncake::{Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Segment, SegmentBuffer};
 pub use network::{Network, NetworkOptions, Secret};
 pub use nixl::{Nixl, NixlLibrary, NixlOptions, NixlVersion};
 pub use process::{ProcessWatch, this_process};

@@ -20,6 +20,8 @@ pub(crate) use frames::{
     Address, Challenge, Hello, Kind, NetworkAddress, Place, Refusal, Reply, Request, Role, Welcome,
 };
 pub(crate) use socket::{Received, Socket};
+#[cfg(feature = "fuzzing")]
+pub(crate) use stream::Incoming;
 pub(crate) use stream::{MAX_STREAM_FRAME, Stream};
 
 use crate::ConnectError;

@@ -91,9 +91,7 @@ impl Connection {
         }
         let held = self.session.end();
         for hold in &held {
-            if let Some(placer) = self.shared.hooks.placer(hold.kind()) {
-                placer.lost(hold);
-            }
+            self.unpinned(hold);
         }
         drop(held);
         for placer in self.shared.hooks.placers() {

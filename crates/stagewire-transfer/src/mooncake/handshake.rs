@@ -83,7 +83,7 @@ pub(crate) fn parse_head(head: &[u8; HEAD]) -> Result<(MessageKind, usize), Hand
 }
 
 /// Takes a whole message apart: what it is, and its JSON.
-#[cfg_attr(not(test), expect(dead_code, reason = "for the fuzz target and the tests"))]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn parse(frame: &[u8]) -> Result<(MessageKind, &[u8]), HandshakeError> {
     let (head, rest) = frame.split_first_chunk().ok_or(HandshakeError::Truncated {
         found: frame.len(),

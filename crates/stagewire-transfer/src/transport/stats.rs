@@ -62,19 +62,13 @@ impl Meter {
     }
 
     /// Counts one that waits, until this is dropped.
-    pub(crate) fn wait(&self) -> Waiting<'_> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        Waiting { meter: self }
+    pub(crate) fn wait(&self) -> Gauge<'_> {
+        Gauge::new(&self.waiting, 1)
     }
 
-    /// So many bytes more are in flight.
-    pub(crate) fn departed(&self, bytes: u64) {
-        self.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// So many bytes less are in flight.
-    pub(crate) fn landed(&self, bytes: u64) {
-        self.in_flight_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// Counts bytes in flight, until this is dropped.
+    pub(crate) fn fly(&self, bytes: u64) -> Gauge<'_> {
+        Gauge::new(&self.in_flight_bytes, bytes)
     }
 }
 
@@ -105,13 +99,21 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// One transfer that waits.
-pub(crate) struct Waiting<'a> {
-    meter: &'a Meter,
+/// An amount that counts until this is dropped.
+pub(crate) struct Gauge<'a> {
+    gauge: &'a AtomicU64,
+    amount: u64,
 }
 
-impl Drop for Waiting<'_> {
+impl<'a> Gauge<'a> {
+    fn new(gauge: &'a AtomicU64, amount: u64) -> Self {
+        gauge.fetch_add(amount, Ordering::Relaxed);
+        Self { gauge, amount }
+    }
+}
+
+impl Drop for Gauge<'_> {
     fn drop(&mut self) {
-        self.meter.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.gauge.fetch_sub(self.amount, Ordering::Relaxed);
     }
 }

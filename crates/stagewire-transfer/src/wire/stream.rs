@@ -27,7 +27,7 @@ pub(crate) struct Stream {
 }
 
 /// Bytes that were read and not yet handed out.
-struct Incoming {
+pub(crate) struct Incoming {
     bytes: Vec<u8>,
     max_frame: usize,
 }
@@ -168,6 +168,19 @@ impl Stream {
 }
 
 impl Incoming {
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn new() -> Self {
+        Self {
+            bytes: Vec::new(),
+            max_frame: MAX_STREAM_FRAME,
+        }
+    }
+
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn extend(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
     /// Length of the frame under way, once that is known.
     fn announced(&self) -> Option<usize> {
         let prefix = self.bytes.first_chunk::<PREFIX>()?;
@@ -175,13 +188,13 @@ impl Incoming {
     }
 
     /// Bytes until the frame, or its length, is complete: never more than that, so that what follows stays in the socket.
-    fn missing(&self) -> usize {
+    pub(crate) fn missing(&self) -> usize {
         let wanted = self.announced().map_or(PREFIX, |len| PREFIX + len);
         wanted - self.bytes.len()
     }
 
     /// Hands out a complete frame.
-    fn take(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    pub(crate) fn take(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let Some(len) = self.announced() else {
             return Ok(None);
         };

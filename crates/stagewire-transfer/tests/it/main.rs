@@ -3,6 +3,7 @@
 mod arena;
 mod child;
 mod conformance;
+mod corpus;
 mod decorate;
 mod directory;
 mod hand_over;
