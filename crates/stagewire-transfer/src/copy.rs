@@ -1,5 +1,6 @@
 //! Copies in the background: a plan cut into batches, threads that take one batch after the other.
 
+mod plain;
 mod plan;
 mod streaming;
 
@@ -12,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 pub use plan::MAX_ROWS;
+pub(crate) use plain::copy_plain;
 pub(crate) use plan::{Piece, Plan, Shape};
 pub(crate) use streaming::copy_streaming;
 

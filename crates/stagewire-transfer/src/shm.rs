@@ -1,12 +1,12 @@
 //! `shm`: peers map this host's arena, or copy out of it.
 
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use stagewire_core::{Device, Peer, Record, RegionRef, TransportAddress};
 
-use crate::copy::{MoveError, Mover, Piece, Shape, copy_streaming};
+use crate::copy::{MoveError, Mover, Piece, Shape, copy_plain, copy_streaming};
 use crate::link::{Grip, Link};
 use crate::mapping::Keep;
 use crate::pull::pull;
@@ -195,7 +195,7 @@ impl Mover for OutOfMapping {
                 if large {
                     copy_streaming(src.as_ptr(), dst.as_ptr(), piece.len as usize);
                 } else {
-                    ptr::copy_nonoverlapping(src.as_ptr(), dst.as_ptr(), piece.len as usize);
+                    copy_plain(src.as_ptr(), dst.as_ptr(), piece.len as usize);
                 }
             }
         }
