@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 30] = [
+const OTHER: [&str; 31] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -56,6 +56,7 @@ const OTHER: [&str; 30] = [
     "memory.current",
     "memory.max",
     "memory.stat",
+    "mooncake.engine",
     "offer.answer",
     "offer.token",
     "page.css",

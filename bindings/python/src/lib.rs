@@ -6,9 +6,11 @@
 //! *Guarantees.* The GIL is released while bytes move and while anything is waited for; signal handlers run meanwhile.
 //! No thread of the runtime ever waits for the GIL, so a stage that holds it does not stop grants from being renewed.
 
+mod conformance;
 mod connector;
 mod consumer;
 mod dlpack;
+mod engine;
 mod error;
 mod handle;
 mod payload;
@@ -27,9 +29,13 @@ mod _native {
     use stagewire_core::ByteCount;
 
     #[pymodule_export]
+    use super::conformance::run_conformance;
+    #[pymodule_export]
     use super::connector::{Connector, Publication};
     #[pymodule_export]
     use super::consumer::Consumer;
+    #[pymodule_export]
+    use super::engine::{EnginePin, EngineRegion, EngineTransport};
     #[pymodule_export]
     use super::handle::Handle;
     #[pymodule_export]

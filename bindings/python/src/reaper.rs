@@ -46,6 +46,11 @@ impl<T: Send + 'static> Lent<T> {
     pub(crate) fn new(value: T) -> Self {
         Self(Some(value))
     }
+
+    /// The value. Whatever is done with it may need the GIL.
+    pub(crate) fn get(&self) -> &T {
+        self.0.as_ref().expect("taken only when dropped")
+    }
 }
 
 impl<T: Send + 'static> Drop for Lent<T> {

@@ -18,6 +18,7 @@ pub(crate) use connection::Connection;
 pub use listen::{SocketFile, listen_unix, sweep};
 pub(crate) use serve::stopped;
 
+use crate::budget::DEFAULT_LIMIT;
 use crate::cma::{self, Cma};
 use crate::link::{Link, Links, Route};
 use crate::network::Hooks;
@@ -73,11 +74,21 @@ pub(crate) struct Counters {
     pub(crate) connections: AtomicU64,
     pub(crate) copied_bytes: AtomicU64,
     meters: [Meter; Kind::COUNT],
+    /// Bytes in flight with one peer; 0 for the default.
+    in_flight_limit: AtomicU64,
 }
 
 impl Counters {
     pub(crate) fn meter(&self, kind: Kind) -> &Meter {
         &self.meters[kind as usize]
+    }
+
+    /// Bytes that transfers with one peer may have in flight.
+    pub(crate) fn in_flight_limit(&self) -> ByteCount {
+        match self.in_flight_limit.load(Ordering::Relaxed) {
+            0 => DEFAULT_LIMIT,
+            limit => ByteCount(limit),
+        }
     }
 }
 
@@ -191,6 +202,13 @@ impl Host {
     pub fn cma(self: &Arc<Self>) -> Result<Arc<dyn Transport>, CmaUnavailable> {
         self.cma.get_or_init(|| cma::probe_self(&self.shared.canary)).clone()?;
         Ok(Arc::new(Cma::new(self.clone())))
+    }
+
+    /// Sets how many bytes of pulls and pushes with one peer may be in flight, for connections that are made from now on;
+    /// 256 MiB without this. More wait, each within its deadline, in the order they came; one above the limit goes alone.
+    pub fn limit_in_flight(&self, limit: ByteCount) {
+        let limit = limit.0.max(1);
+        self.shared.counters.in_flight_limit.store(limit, Ordering::Relaxed);
     }
 
     /// What it holds now and did so far.

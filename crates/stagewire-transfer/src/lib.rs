@@ -89,6 +89,7 @@
 )]
 
 mod arena;
+mod budget;
 mod buffer;
 mod cma;
 #[cfg(feature = "conformance")]
@@ -130,7 +131,10 @@ pub use host::{Host, HostOptions, HostStats, SocketFile, listen_unix, sweep};
 pub use mapping::Mapping;
 
 pub use memory::{Borrowed, Memory, Writable};
-pub use mooncake::{Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Segment, SegmentBuffer};
+pub use mooncake::{
+    Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions, EngineSlice, EngineStatus,
+    EngineTransport, Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Rebuild, Segment, SegmentBuffer,
+};
 pub use network::{Network, NetworkOptions, Secret};
 pub use nixl::{Nixl, NixlLibrary, NixlOptions, NixlVersion};
 pub use process::{ProcessWatch, this_process};

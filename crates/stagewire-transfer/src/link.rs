@@ -22,6 +22,7 @@ pub(crate) use connect::{Links, Opened, Route};
 pub(crate) use grip::Grip;
 pub(crate) use segment::PeerSegment;
 
+use crate::budget::Budget;
 use crate::host::{Counters, stopped};
 use crate::network::Lanes;
 use crate::process::ProcessWatch;
@@ -44,6 +45,7 @@ pub(crate) struct Link {
     /// How to open data connections to the peer, over TCP.
     lanes: Option<Lanes>,
     counters: Arc<Counters>,
+    budget: Budget,
     /// The process that made the connection; a fork of it must not speak on it.
     owner: u32,
     next_request: AtomicU64,
@@ -82,6 +84,11 @@ impl Link {
     /// How to open data connections to the peer; `None` on a Unix socket.
     pub(crate) fn lanes(&self) -> Option<&Lanes> {
         self.lanes.as_ref()
+    }
+
+    /// What transfers with this peer may have in flight.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
     }
 
     pub(crate) fn counters(&self) -> &Counters {

@@ -10,49 +10,62 @@
 //!
 //! The protocol has no authentication and no encryption: use it in networks where you trust everybody. Nothing listens
 //! before [`Mooncake::start`]; then one address does, `127.0.0.1` unless another is named, and peers reach only regions that
-//! were exposed, read-only unless registered as [`Memory::Writable`]. The addresses told to peers
+//! were exposed, read-only unless registered as [`Memory::Writable`](crate::Memory::Writable). The addresses told to peers
 //! are drawn at random and end with the registration, so that a late request cannot reach memory that came after.
 
 mod addresses;
 pub(crate) mod data;
+mod engine;
 mod error;
 pub(crate) mod handshake;
+mod lender;
 mod notifications;
 mod options;
 mod segment;
+mod transport;
 mod vectors;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use stagewire_core::Incarnation;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub use engine::{
+    Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions, EngineSlice, EngineStatus,
+    EngineTransport, Rebuild,
+};
 pub use error::MooncakeError;
 pub use handshake::Notification;
 pub use options::MooncakeOptions;
 pub use segment::{Segment, SegmentBuffer};
 
 use addresses::{Addresses, Lent};
+use data::Pool;
 use handshake::{Answerer, Descriptor};
+use lender::Lender;
 use notifications::Notifications;
 
+use crate::host::stopped;
 use crate::table::RegionKey;
 use crate::wire::Kind;
-use crate::{ConnectOptions, Host, Memory, Region, RegisterError, RegisterOptions};
+use crate::{ConnectOptions, Network, Region};
 
 /// This process as a peer of Mooncake.
 ///
-/// Dropping it without [`Mooncake::shutdown`] does the same, without waiting.
+/// Dropping it without [`Mooncake::shutdown`] does the same, without waiting. It ends with its host, too.
 pub struct Mooncake {
-    host: Arc<Host>,
+    network: Arc<Network>,
     shared: Arc<Shared>,
     connections: usize,
+    /// The data connections to our own peers.
+    pools: Mutex<HashMap<Incarnation, Weak<Pool>>>,
     segments: Mutex<HashMap<String, Arc<Segment>>>,
-    stop: watch::Sender<bool>,
+    stop: Arc<watch::Sender<bool>>,
     serving: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -65,14 +78,15 @@ struct Shared {
 }
 
 impl Mooncake {
-    /// Opens handshake port and data port, and serves them on the current tokio runtime.
+    /// Opens handshake port and data port, and serves them on the current tokio runtime. Our own peers pin regions through
+    /// `network` and move the bytes through the data port. A host does this once in its life.
     ///
     /// # Errors
-    /// [`MooncakeError::Advertise`], [`MooncakeError::Bind`].
+    /// [`MooncakeError::Advertise`], [`MooncakeError::Bind`], [`MooncakeError::Started`].
     ///
     /// # Cancel safety
     /// Nothing is left behind by a dropped future.
-    pub async fn start(host: Arc<Host>, options: MooncakeOptions) -> Result<Arc<Self>, MooncakeError> {
+    pub async fn start(network: Arc<Network>, options: MooncakeOptions) -> Result<Arc<Self>, MooncakeError> {
         let bind = async |address: SocketAddr| {
             let bound = async {
                 let listener = TcpListener::bind(address).await?;
@@ -98,14 +112,27 @@ impl Mooncake {
             notifications: Notifications::default(),
         });
         let stop = watch::Sender::new(false);
+        let lender = Lender::new(shared.addresses.clone(), stop.subscribe());
+        if !network.set_placer(Kind::Mooncake, Arc::new(lender)) {
+            return Err(MooncakeError::Started);
+        }
+        let stop = Arc::new(stop);
+        let (mut host_stops, stop_too) = (network.host().stopping(), stop.clone());
+        let answering = handshake::serve(handshake, shared.clone(), stop.subscribe());
         let serving = vec![
-            tokio::spawn(handshake::serve(handshake, shared.clone(), stop.subscribe())),
+            tokio::spawn(async move {
+                tokio::select! {
+                    () = answering => {}
+                    () = stopped(&mut host_stops) => drop(stop_too.send_replace(true)),
+                }
+            }),
             tokio::spawn(data::serve(data, shared.addresses.clone(), stop.subscribe())),
         ];
         Ok(Arc::new(Self {
-            host,
+            network,
             shared,
             connections: options.connections,
+            pools: Mutex::default(),
             segments: Mutex::default(),
             stop,
             serving: Mutex::new(serving),
@@ -117,16 +144,8 @@ impl Mooncake {
         &self.shared.descriptor.name
     }
 
-    /// Registers memory that peers may then be told about.
-    ///
-    /// # Errors
-    /// [`RegisterError`], which gives the memory back.
-    pub fn register(&self, memory: Memory, options: RegisterOptions) -> Result<Region, RegisterError> {
-        crate::shm::register(&self.host, Kind::Mooncake, memory, &options, None)
-    }
-
     /// Lets any Mooncake peer read a region, and write it where it was registered as
-    /// [`Memory::Writable`]. The descriptor of this process lists it.
+    /// [`Memory::Writable`](crate::Memory::Writable)(crate::Memory::Writable). The descriptor of this process lists it.
     ///
     /// It ends when the region is released, or the answer dropped. While a request uses the region, it holds a pin.
     ///
@@ -138,7 +157,7 @@ impl Mooncake {
             region: reference.region,
             generation: reference.generation,
         };
-        let table = self.host.shared().table.clone();
+        let table = self.network.host().shared().table.clone();
         if reference.transport != Kind::Mooncake.name() || !table.is_registered(key) {
             return Err(MooncakeError::NotExposable);
         }
@@ -164,7 +183,8 @@ impl Mooncake {
         if let Some(known) = self.segments().get(name).filter(|segment| segment.lost().is_none()) {
             return Ok(known.clone());
         }
-        let segment = Arc::new(Segment::open(name, self.connections, &options).await?);
+        let segment =
+            Arc::new(Segment::open(name, self.connections, &self.network.host().shared().counters, &options).await?);
         self.segments().insert(name.to_owned(), segment.clone());
         Ok(segment)
     }

@@ -232,8 +232,8 @@ impl Transport for Nixl {
             device => device,
         };
         let refused = |problem, memory| RegisterError::new(KIND.name(), problem, memory);
-        if memory.is_empty() {
-            return Err(refused(RegisterProblem::Empty, memory));
+        if let Some(problem) = Region::problem(&memory, device) {
+            return Err(refused(problem, memory));
         }
         if let Device::Cuda(ordinal) = device
             && let Err(problem) = cuda::check(ordinal, memory.as_ptr().addr().get() as u64)

@@ -31,10 +31,10 @@ where
     let meter = link.meter(grip.kind());
     let attempt = meter.begin(Direction::Pull);
     let (plan, written) = Plan::new(records, grip.len(), dst.len(), shape)?;
-    let claim = dst.claim(written)?;
+    let mut claim = dst.claim(written)?;
     let bytes = plan.bytes();
     let operation = async {
-        let _flying = meter.fly(bytes);
+        claim.spend(link.budget().spend(grip.kind(), bytes).await);
         transfer(plan, claim).await
     };
     let claim = link.bounded("the pull", grip.region(), options, operation).await?;

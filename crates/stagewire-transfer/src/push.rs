@@ -36,7 +36,7 @@ where
     let (plan, _) = Plan::new(records, src.len(), grip.len(), shape)?;
     let bytes = plan.bytes();
     let operation = async {
-        let _flying = meter.fly(bytes);
+        let _spent = link.budget().spend(grip.kind(), bytes).await;
         transfer(plan).await
     };
     link.bounded("the push", grip.region(), options, operation).await?;

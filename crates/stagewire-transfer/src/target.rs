@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ledger::Ledger;
 use stagewire_core::Device;
 
+use crate::budget::Spent;
 use crate::buffer::Buffer;
 use crate::{Extent, ExtentMut, TargetError};
 
@@ -184,6 +185,7 @@ impl Target {
         Ok(Claim {
             inner: self.inner.clone(),
             rows,
+            spent: None,
         })
     }
 }
@@ -210,12 +212,19 @@ impl Inner {
 pub(crate) struct Claim {
     inner: Arc<Inner>,
     rows: Vec<Range<u64>>,
+    /// Counts as in flight as long as anything may write.
+    spent: Option<Spent>,
 }
 
 impl Claim {
     /// The first byte of the target.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.inner.ptr
+    }
+
+    /// Has these bytes count as in flight until the claim is committed or given up.
+    pub(crate) fn spend(&mut self, spent: Spent) {
+        self.spent = Some(spent);
     }
 
     /// The bytes are exact.

@@ -5,12 +5,8 @@ use std::sync::Arc;
 use futures::future::try_join_all;
 use stagewire_core::{Chunking, Classify, DType, ErrorClass, Record, TensorSpec};
 
-use super::{Checked, Pair, Random, Violation, ensure, pattern};
+use super::{Checked, Pair, Random, ensure, pattern, violation};
 use crate::{Target, TransferOptions};
-
-fn violation(error: impl std::fmt::Display) -> Violation {
-    Violation(error.to_string())
-}
 
 /// Pulls the records into a target of `dst_len` bytes and compares with the same copies made byte by byte.
 async fn pull_and_compare(pair: &Pair, source: &[u8], records: &[Record], dst_len: u64) -> Checked {

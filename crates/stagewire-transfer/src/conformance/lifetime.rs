@@ -7,12 +7,8 @@ use std::task::{Context, Poll, Waker};
 use futures::future::join;
 use stagewire_core::{Classify, ErrorClass, Record};
 
-use super::{Checked, Pair, Violation, ensure, pattern};
+use super::{Checked, Pair, ensure, pattern, violation};
 use crate::{Target, TransferOptions};
-
-fn violation(error: impl std::fmt::Display) -> Violation {
-    Violation(error.to_string())
-}
 
 /// Polls once and drops.
 fn poll_and_drop<T>(future: impl Future<Output = T>) -> Poll<T> {
@@ -67,9 +63,6 @@ pub(super) async fn pins_keep_memory_until_the_last_one_ends(pair: &Pair) -> Che
 }
 
 pub(super) async fn mappings_keep_memory_until_the_last_one_ends(pair: &Pair) -> Checked {
-    if !pair.reader.transport.abilities().map {
-        return Ok(());
-    }
     let source = pattern(300_000, 4);
     let region = pair.register(&source)?;
     let pinned = pair.pin(&region.reference()).await?;

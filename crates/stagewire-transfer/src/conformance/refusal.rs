@@ -2,12 +2,8 @@
 
 use stagewire_core::{Capability, Classify, Device, ErrorClass, Record, RegionRef};
 
-use super::{Checked, Pair, Violation, ensure, pattern};
-use crate::{ConnectOptions, RegisterOptions, Target, TransferOptions};
-
-fn violation(error: impl std::fmt::Display) -> Violation {
-    Violation(error.to_string())
-}
+use super::{Checked, Pair, Violation, ensure, is, pattern, violation};
+use crate::{Borrowed, ConnectOptions, MAX_ROWS, RegisterOptions, Target, TransferOptions};
 
 fn target(len: u64) -> Result<Target, Violation> {
     Target::allocate(len).map_err(violation)
@@ -19,15 +15,6 @@ async fn refused(pair: &Pair, region: &RegionRef, class: ErrorClass, reason: &st
         Ok(_) => Err(Violation(format!("pinned, expected {class}: {reason}"))),
         Err(error) => is(&error, class, reason),
     }
-}
-
-fn is(error: &dyn Classify, class: ErrorClass, reason: &str) -> Checked {
-    let (found_class, found_reason) = (error.class(), error.reason());
-    ensure!(
-        (found_class, found_reason) == (class, reason),
-        "expected {class}: {reason}, found {found_class}: {found_reason}: {error}"
-    );
-    Ok(())
 }
 
 pub(super) async fn a_wrong_capability_is_denied(pair: &Pair) -> Checked {
@@ -202,5 +189,53 @@ pub(super) async fn empty_and_device_memory_is_not_registered(pair: &Pair) -> Ch
     match pair.owner.transport.register(memory, RegisterOptions { device }) {
         Ok(_) => Ok(()),
         Err(error) => is(&error, ErrorClass::Unsupported, "register.device"),
+    }
+}
+
+pub(super) async fn memory_that_is_not_mapped_is_not_registered(pair: &Pair) -> Checked {
+    // The lowest page belongs to nobody.
+    let nowhere = std::ptr::without_provenance_mut(4096);
+    let nowhere = std::ptr::NonNull::new(nowhere).expect("not null");
+    // SAFETY: the contract is broken on purpose; it must be found out without a look at the bytes.
+    let memory = unsafe { Borrowed::new(nowhere, 8192, std::sync::Arc::new(())) };
+    match pair.owner.transport.register(memory.into(), RegisterOptions::default()) {
+        Ok(_) => Err(Violation("memory that is not mapped was registered".to_owned())),
+        // What takes memory of its own making only, refuses this for that.
+        Err(error) if error.class() == ErrorClass::Unsupported => Ok(()),
+        Err(error) => is(&error, ErrorClass::Invalid, "register.unmapped"),
+    }
+}
+
+pub(super) async fn a_batch_above_the_row_limit_is_refused(pair: &Pair) -> Checked {
+    let region = pair.register(&[1; 100])?;
+    let pinned = pair.pin(&region.reference()).await?;
+    let rows = Record {
+        src_offset: 0,
+        dst_offset: 0,
+        width: 1,
+        rows: MAX_ROWS + 1,
+        src_pitch: 0,
+        dst_pitch: 2,
+    };
+    let target = target(2 * (MAX_ROWS + 1))?;
+    match pinned.pull(&[rows], &target, TransferOptions::default()).await {
+        Ok(()) => Err(Violation(format!("{} rows were pulled at once", MAX_ROWS + 1))),
+        Err(error) => is(&error, ErrorClass::Invalid, "transfer.too_many_rows"),
+    }
+}
+
+pub(super) async fn a_target_on_a_device_is_refused(pair: &Pair) -> Checked {
+    let region = pair.register(&[1; 100])?;
+    let pinned = pair.pin(&region.reference()).await?;
+    let mut bytes = vec![0_u8; 100];
+    let address = std::ptr::NonNull::new(bytes.as_mut_ptr()).expect("not null");
+    // SAFETY: memory of the host, which nobody else uses; whoever takes the wrong way copies into it and no further.
+    let target = unsafe { Target::on_device(Device::Cuda(0), address, 100, std::sync::Arc::new(())) };
+    let whole = [Record::contiguous(0, 0, 100)];
+    match pinned.pull(&whole, &target, TransferOptions::default()).await {
+        Ok(()) => Err(Violation(
+            "bytes were pulled to a device without the ability".to_owned(),
+        )),
+        Err(error) => is(&error, ErrorClass::Unsupported, "transfer.device"),
     }
 }

@@ -22,6 +22,13 @@ pub enum StartError {
     TokenMissing { bind: SocketAddr },
     #[error("{bind} names no interface: say in `advertise` at which address others reach this host")]
     AdvertiseMissing { bind: SocketAddr },
+    #[error("the network has a {transport} transport already; use that one")]
+    AlreadyRunning { transport: &'static str },
+    #[error("cannot start a thread")]
+    Thread {
+        #[source]
+        error: io::Error,
+    },
     #[error("cannot {what} {address}")]
     Network {
         what: &'static str,
@@ -44,7 +51,8 @@ impl Classify for StartError {
             Self::PathTooLong { .. } | Self::AdvertiseMissing { .. } => ErrorClass::Invalid,
             Self::TokenMissing { .. } => ErrorClass::Unauthenticated,
             Self::Insecure { .. } => ErrorClass::Denied,
-            Self::InUse { .. } => ErrorClass::Conflict,
+            Self::InUse { .. } | Self::AlreadyRunning { .. } => ErrorClass::Conflict,
+            Self::Thread { .. } => ErrorClass::Exhausted,
             Self::Io { .. } | Self::Network { .. } => ErrorClass::Unavailable,
         }
     }
@@ -56,6 +64,8 @@ impl Classify for StartError {
             Self::InUse { .. } => "socket.in_use",
             Self::TokenMissing { .. } => "network.token_missing",
             Self::AdvertiseMissing { .. } => "network.advertise_missing",
+            Self::AlreadyRunning { .. } => "network.already_running",
+            Self::Thread { .. } => "network.thread",
             Self::Network { .. } => "network.io",
             Self::Io { .. } => "socket.io",
         }

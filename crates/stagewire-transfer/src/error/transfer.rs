@@ -109,6 +109,16 @@ pub enum TransferError {
         what: &'static str,
         problem: String,
     },
+    #[error(
+        "the engine failed {failures} times within {within:?} to reach segment {segment} of peer {peer}, which lives: {advice}"
+    )]
+    EngineStuck {
+        peer: Incarnation,
+        segment: String,
+        failures: u32,
+        within: Duration,
+        advice: String,
+    },
     #[error("cannot {what} for region {region} of peer {peer}")]
     Io {
         peer: Incarnation,
@@ -122,9 +132,11 @@ pub enum TransferError {
 impl Classify for TransferError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::PeerLost { .. } | Self::Io { .. } | Self::InDoubt { .. } | Self::Backend { .. } => {
-                ErrorClass::Unavailable
-            }
+            Self::PeerLost { .. }
+            | Self::Io { .. }
+            | Self::InDoubt { .. }
+            | Self::Backend { .. }
+            | Self::EngineStuck { .. } => ErrorClass::Unavailable,
             Self::Deadline { .. } => ErrorClass::Deadline,
             Self::UnknownRegion { .. } | Self::Released { .. } | Self::Generation { .. } => ErrorClass::NotFound,
             Self::Capability { .. } | Self::ReadOnly { .. } => ErrorClass::Denied,
@@ -155,6 +167,7 @@ impl Classify for TransferError {
             Self::Digest { .. } => "transfer.digest",
             Self::Device { .. } => "transfer.device",
             Self::Backend { .. } => "transfer.backend",
+            Self::EngineStuck { .. } => "transfer.engine_stuck",
             Self::Overlap { .. } => "transfer.overlap",
             Self::TooManyRows { .. } => "transfer.too_many_rows",
             Self::Target(error) => error.reason(),
@@ -166,7 +179,7 @@ impl Classify for TransferError {
 
     fn details(&self) -> BTreeMap<String, String> {
         let (peer, region) = match self {
-            Self::PeerLost { peer, .. } => (peer, None),
+            Self::PeerLost { peer, .. } | Self::EngineStuck { peer, .. } => (peer, None),
             Self::Deadline { peer, region, .. }
             | Self::UnknownRegion { peer, region }
             | Self::Released { peer, region }

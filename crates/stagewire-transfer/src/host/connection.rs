@@ -91,7 +91,9 @@ impl Connection {
         }
         let held = self.session.end();
         for hold in &held {
-            self.unpinned(hold);
+            if let Some(placer) = self.shared.hooks.placer(hold.kind()) {
+                placer.lost(hold);
+            }
         }
         drop(held);
         for placer in self.shared.hooks.placers() {

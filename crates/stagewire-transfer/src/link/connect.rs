@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::{Link, lock, unix};
 use crate::ConnectError;
+use crate::budget::Budget;
 use crate::host::Counters;
 use crate::network::{Dial, Lanes};
 use crate::process::ProcessWatch;
@@ -118,6 +119,7 @@ impl Links {
             channel,
             lanes,
             counters: self.counters.clone(),
+            budget: Budget::new(self.counters.in_flight_limit(), self.counters.clone()),
             owner: std::process::id(),
             next_request: AtomicU64::new(0),
             pending: Mutex::default(),

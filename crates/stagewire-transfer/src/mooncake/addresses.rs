@@ -11,8 +11,7 @@ use stagewire_core::Capability;
 
 use super::data::{Operation, Request};
 use super::handshake::Buffer;
-use crate::Memory;
-use crate::table::{Pins, RegionKey, Table};
+use crate::table::{Hold, Pins, RegionKey, Table};
 use crate::wire::Kind;
 
 /// Addresses are multiples of this: peers may expect memory to be aligned.
@@ -39,8 +38,8 @@ enum Source {
         key: RegionKey,
         capability: Capability,
     },
-    /// Memory that one of our own peers has pinned.
-    Pinned(Memory),
+    /// A region that one of our own peers has pinned.
+    Pinned(Arc<Hold>),
 }
 
 /// A range of addresses. It ends when this is dropped; requests under way end soon after.
@@ -51,22 +50,9 @@ pub(crate) struct Lent {
 
 /// Memory that a request may use, kept in place until this is dropped.
 pub(crate) struct Held {
-    memory: Memory,
+    hold: Arc<Hold>,
     offset: u64,
     grant: Arc<Grant>,
-    /// Ends last, so that memory without pins is not in use.
-    _pin: Option<Pin>,
-}
-
-/// Keeps a region in the table.
-struct Pin(Option<Pins>);
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        if let Some(mut pins) = self.0.take() {
-            pins.end();
-        }
-    }
 }
 
 impl Addresses {
@@ -81,9 +67,9 @@ impl Addresses {
         self.lend(len, Source::Exposed { table, key, capability })
     }
 
-    /// Lends memory that a peer has pinned.
-    pub(crate) fn lend_pinned(self: &Arc<Self>, memory: Memory) -> Option<Lent> {
-        self.lend(memory.len(), Source::Pinned(memory))
+    /// Lends a region that a peer has pinned.
+    pub(crate) fn lend_pinned(self: &Arc<Self>, hold: Arc<Hold>) -> Option<Lent> {
+        self.lend(hold.memory().len(), Source::Pinned(hold))
     }
 
     /// `None` where so many bytes fit nowhere.
@@ -114,23 +100,19 @@ impl Addresses {
     /// The memory that a request names, if it may be used so.
     pub(crate) fn hold(&self, request: &Request) -> Option<Held> {
         let grant = self.find(request)?;
-        let (memory, pin) = match &grant.source {
-            Source::Pinned(memory) => (memory.clone(), None),
+        let hold = match &grant.source {
+            Source::Pinned(hold) => hold.clone(),
             Source::Exposed { table, key, capability } => {
                 let mut pins = Pins::new(table.clone(), 0);
-                let pinned = pins.pin(Kind::Mooncake, *key, capability);
-                let pin = Pin(Some(pins));
-                (pinned.ok()?.memory().clone(), Some(pin))
+                let hold = pins.pin(Kind::Mooncake, *key, capability);
+                // From here on, only the request holds it.
+                pins.end();
+                hold.ok()?
             }
         };
+        let allowed = request.operation == Operation::Read || hold.memory().is_writable();
         let offset = request.addr - grant.base;
-        let held = Held {
-            memory,
-            offset,
-            grant,
-            _pin: pin,
-        };
-        (request.operation == Operation::Read || held.memory.is_writable()).then_some(held)
+        allowed.then_some(Held { hold, offset, grant })
     }
 
     fn find(&self, request: &Request) -> Option<Arc<Grant>> {
@@ -186,7 +168,7 @@ impl Held {
     /// The first byte of the request.
     pub(crate) fn as_ptr(&self) -> std::ptr::NonNull<u8> {
         // SAFETY: `Addresses::find` compared offset and length with the grant, which is as long as the memory.
-        unsafe { self.memory.as_ptr().add(self.offset as usize) }
+        unsafe { self.hold.memory().as_ptr().add(self.offset as usize) }
     }
 
     /// Whether the request may go on: nobody took the addresses back meanwhile.

@@ -23,6 +23,8 @@ pub enum MooncakeError {
          bind one interface, or set `advertise`"
     )]
     Advertise { address: SocketAddr },
+    #[error("Mooncake was started at this host before; a host has its ports once")]
+    Started,
     #[error("Mooncake peer {segment} gave no answer to a {what} message: {problem}")]
     Handshake {
         segment: String,
@@ -79,6 +81,7 @@ impl Classify for MooncakeError {
             Self::Version { .. } => ErrorClass::Unsupported,
             Self::Rejected { .. } | Self::NotExposable => ErrorClass::NotFound,
             Self::Protocol { .. } => ErrorClass::Corrupt,
+            Self::Started => ErrorClass::Conflict,
             Self::Transfer(error) => error.class(),
         }
     }
@@ -87,6 +90,7 @@ impl Classify for MooncakeError {
         match self {
             Self::Bind { .. } => "mooncake.bind",
             Self::Advertise { .. } => "mooncake.advertise",
+            Self::Started => "mooncake.started",
             Self::Handshake { .. } => "mooncake.handshake",
             Self::HandshakeDeadline { .. } => "mooncake.handshake_deadline",
             Self::Descriptor { .. } => "mooncake.descriptor",
@@ -113,7 +117,7 @@ impl Classify for MooncakeError {
             | Self::Deadline { segment, .. }
             | Self::InDoubt { segment, .. } => segment,
             Self::Transfer(error) => return error.details(),
-            Self::Bind { .. } | Self::Advertise { .. } | Self::NotExposable => return BTreeMap::new(),
+            Self::Bind { .. } | Self::Advertise { .. } | Self::Started | Self::NotExposable => return BTreeMap::new(),
         };
         BTreeMap::from([("segment".to_owned(), segment.clone())])
     }

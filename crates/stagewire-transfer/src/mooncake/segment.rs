@@ -1,6 +1,6 @@
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use stagewire_core::{Device, Record};
@@ -9,8 +9,14 @@ use tokio::time::timeout;
 use super::MooncakeError;
 use super::data::{ExchangeError, Job, Local, Operation, Pool, PoolError, has_begun};
 use super::handshake::{Alive, AskError, Descriptor, DescriptorError, MessageKind, Notification, ask, to_json};
-use crate::copy::{Plan, Shape};
+use crate::budget::Budget;
+use crate::copy::{Piece, Plan, Shape};
+use crate::host::Counters;
+use crate::transport::Direction;
+use crate::wire::Kind;
 use crate::{ConnectOptions, Memory, Target, TransferError, TransferOptions};
+
+const KIND: Kind = Kind::Mooncake;
 
 /// One request per run of bytes, however long.
 pub(super) const SHAPE: Shape = Shape {
@@ -35,12 +41,19 @@ pub struct Segment {
     name: String,
     buffers: Vec<SegmentBuffer>,
     pool: Pool,
+    budget: Budget,
+    counters: Arc<Counters>,
     lost: OnceLock<String>,
 }
 
 impl Segment {
     /// Asks a peer how to reach its memory.
-    pub(super) async fn open(name: &str, connections: usize, options: &ConnectOptions) -> Result<Self, MooncakeError> {
+    pub(super) async fn open(
+        name: &str,
+        connections: usize,
+        counters: &Arc<Counters>,
+        options: &ConnectOptions,
+    ) -> Result<Self, MooncakeError> {
         let answer = said(name, MessageKind::Metadata, b"{}", options.deadline).await?;
         let descriptor = Descriptor::parse(&answer).map_err(|error| match error {
             DescriptorError::Version { found } => MooncakeError::Version {
@@ -61,6 +74,8 @@ impl Segment {
             name: name.to_owned(),
             buffers: buffers.collect(),
             pool: Pool::new(host, descriptor.data_port, connections),
+            budget: Budget::new(counters.in_flight_limit(), counters.clone()),
+            counters: counters.clone(),
             lost: OnceLock::new(),
         })
     }
@@ -96,9 +111,10 @@ impl Segment {
         dst: &Target,
         options: TransferOptions,
     ) -> Result<(), MooncakeError> {
+        let attempt = self.counters.meter(KIND).begin(Direction::Pull);
         host_memory(dst.device())?;
         let (plan, written) = Plan::new(records, src.len, dst.len(), SHAPE)?;
-        let claim = dst.claim(written).map_err(TransferError::from)?;
+        let mut claim = dst.claim(written).map_err(TransferError::from)?;
         let job = Job {
             operation: Operation::Read,
             remote: src.address,
@@ -106,13 +122,17 @@ impl Segment {
             pieces: whole(&plan),
         };
         let begun = AtomicBool::new(false);
-        // SAFETY: the plan was made for these lengths; the claim reserves the bytes and outlives the future.
-        let running = unsafe { self.pool.run(&job, &begun) };
+        let running = async {
+            claim.spend(self.budget.spend(KIND, plan.bytes()).await);
+            // SAFETY: the plan was made for these lengths; the claim reserves the bytes and outlives the future.
+            unsafe { self.pool.run(&job, &begun) }.await
+        };
         within(&options, running)
             .await
             .ok_or_else(|| self.late("the pull", &options))?
             .map_err(|error| self.failed(error))?;
         claim.commit();
+        attempt.succeeded(plan.bytes());
         Ok(())
     }
 
@@ -132,6 +152,7 @@ impl Segment {
         src: &Memory,
         options: TransferOptions,
     ) -> Result<(), MooncakeError> {
+        let attempt = self.counters.meter(KIND).begin(Direction::Push);
         host_memory(src.device())?;
         let (plan, _) = Plan::new(records, src.len(), dst.len, SHAPE)?;
         let job = Job {
@@ -141,10 +162,17 @@ impl Segment {
             pieces: whole(&plan),
         };
         let begun = AtomicBool::new(false);
-        // SAFETY: the plan was made for these lengths; `src` is borrowed until the future is done or dropped.
-        let running = unsafe { self.pool.run(&job, &begun) };
+        let running = async {
+            let _spent = self.budget.spend(KIND, plan.bytes()).await;
+            // SAFETY: the plan was made for these lengths; `src` is borrowed until the future is done or dropped.
+            unsafe { self.pool.run(&job, &begun) }.await
+        };
         match within(&options, running).await {
-            Some(done) => done.map_err(|error| self.failed(error)),
+            Some(Ok(())) => {
+                attempt.succeeded(plan.bytes());
+                Ok(())
+            }
+            Some(Err(error)) => Err(self.failed(error)),
             None if has_begun(&begun) => Err(MooncakeError::InDoubt {
                 segment: self.name.clone(),
                 bytes: plan.bytes(),
@@ -236,12 +264,12 @@ impl fmt::Debug for Segment {
 }
 
 /// All pieces of a plan of [`SHAPE`], which makes one batch.
-pub(super) fn whole(plan: &Plan) -> &[crate::copy::Piece] {
+pub(super) fn whole(plan: &Plan) -> &[Piece] {
     plan.batches().first().map_or(&[], |batch| plan.pieces(batch))
 }
 
 fn host_memory(device: Device) -> Result<(), TransferError> {
-    let transport = "mooncake";
+    let transport = KIND.name();
     match device {
         Device::Cpu => Ok(()),
         device => Err(TransferError::Device { transport, device }),

@@ -20,9 +20,14 @@ pub(crate) trait Placer: Send + Sync + 'static {
     /// pin ends.
     fn place(&self, hold: &Arc<Hold>) -> Result<Place, String>;
 
-    /// The reader let go of this pin, or died: its address means nothing from now on.
+    /// The reader let go of this pin: its address means nothing from now on.
     fn unpinned(&self, hold: &Arc<Hold>) {
         let _ = hold;
+    }
+
+    /// The connection ended with this pin held: its reader died, or nobody knows what it does now.
+    fn lost(&self, hold: &Arc<Hold>) {
+        self.unpinned(hold);
     }
 
     /// Answers a message of at most [`MAX_MESSAGE`](crate::wire::MAX_MESSAGE) bytes from the reader of this session.

@@ -62,13 +62,19 @@ impl Meter {
     }
 
     /// Counts one that waits, until this is dropped.
-    pub(crate) fn wait(&self) -> Gauge<'_> {
-        Gauge::new(&self.waiting, 1)
+    pub(crate) fn wait(&self) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        Waiting { meter: self }
     }
 
-    /// Counts bytes in flight, until this is dropped.
-    pub(crate) fn fly(&self, bytes: u64) -> Gauge<'_> {
-        Gauge::new(&self.in_flight_bytes, bytes)
+    /// So many bytes more are in flight.
+    pub(crate) fn departed(&self, bytes: u64) {
+        self.in_flight_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// So many bytes less are in flight.
+    pub(crate) fn landed(&self, bytes: u64) {
+        self.in_flight_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -99,21 +105,13 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// An amount that counts until this is dropped.
-pub(crate) struct Gauge<'a> {
-    gauge: &'a AtomicU64,
-    amount: u64,
+/// One transfer that waits.
+pub(crate) struct Waiting<'a> {
+    meter: &'a Meter,
 }
 
-impl<'a> Gauge<'a> {
-    fn new(gauge: &'a AtomicU64, amount: u64) -> Self {
-        gauge.fetch_add(amount, Ordering::Relaxed);
-        Self { gauge, amount }
-    }
-}
-
-impl Drop for Gauge<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.gauge.fetch_sub(self.amount, Ordering::Relaxed);
+        self.meter.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use stagewire_core::{Classify, ErrorClass, Record};
+use stagewire_core::{Classify, ErrorClass, Peer, Record};
 use stagewire_transfer::{
-    Borrowed, ConnectOptions, Exposed, Host, Memory, Mooncake, MooncakeError, MooncakeOptions, Notification, Region,
-    RegisterOptions, Segment, SegmentBuffer, Target, TransferOptions, Writable,
+    Borrowed, ConnectOptions, Exposed, Host, Memory, Mooncake, MooncakeError, MooncakeOptions, Network, NetworkOptions,
+    Notification, Region, RegisterOptions, Segment, SegmentBuffer, Target, TransferOptions, Transport, Writable,
 };
 
 use crate::mooncake_peer::{Engine, keyed, wheel_works};
@@ -16,19 +16,37 @@ use crate::support::{run_dir, start};
 /// This process as a peer of Mooncake.
 pub(crate) struct Ours {
     pub(crate) mooncake: Arc<Mooncake>,
+    pub(crate) network: Arc<Network>,
     pub(crate) host: Arc<Host>,
     _dir: tempfile::TempDir,
 }
 
 impl Ours {
     pub(crate) async fn start() -> Self {
+        Self::start_with(MooncakeOptions::default()).await.expect("it listens")
+    }
+
+    pub(crate) async fn start_with(options: MooncakeOptions) -> Result<Self, MooncakeError> {
         let (parent, dir) = run_dir();
         let host = start(&dir).await;
-        let mooncake = Mooncake::start(host.clone(), MooncakeOptions::default()).await;
-        Self {
-            mooncake: mooncake.expect("it listens"),
+        let network = Network::start(host.clone(), NetworkOptions::default()).await;
+        let network = network.expect("it listens");
+        let mooncake = Mooncake::start(network.clone(), options).await?;
+        Ok(Self {
+            mooncake,
+            network,
             host,
             _dir: parent,
+        })
+    }
+
+    /// How our own peers reach it.
+    pub(crate) fn peer(&self) -> Peer {
+        Peer {
+            incarnation: self.host.incarnation(),
+            process: self.host.process(),
+            socket: String::new(),
+            transports: vec![self.mooncake.address()],
         }
     }
 

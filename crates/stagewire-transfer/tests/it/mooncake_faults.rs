@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use stagewire_core::{Classify, ErrorClass};
 use stagewire_transfer::{
-    Borrowed, ConnectOptions, Memory, Mooncake, MooncakeError, MooncakeOptions, Region, Segment, SegmentBuffer, Target,
+    Borrowed, ConnectOptions, Memory, MooncakeError, MooncakeOptions, Region, Segment, SegmentBuffer, Target,
     TransferOptions, Writable,
 };
 use tokio::net::TcpStream;
@@ -117,19 +117,17 @@ async fn an_engine_stops_and_a_write_lands_late() {
     let segment = ours.open(engine.name()).await;
     pull(&segment, src).await.expect("alive");
     // In the middle of a pull.
-    let target = Target::allocate(LEN).expect("memory");
-    let records = whole(LEN);
+    let (mut target, records) = (Target::allocate(LEN).expect("memory"), whole(LEN));
     let pulling = async {
-        let begun = Instant::now();
         loop {
-            match segment.pull(src, &records, &target, SHORT).await {
-                Ok(()) => panic!("it stands still"),
-                Err(error) => break (error, begun.elapsed()),
+            let begun = Instant::now();
+            if let Err(error) = segment.pull(src, &records, &target, SHORT).await {
+                return (error, begun.elapsed());
             }
+            target.reset().expect("idle");
         }
     };
-    engine.stop().await;
-    let (error, took) = pulling.await;
+    let ((error, took), ()) = tokio::join!(pulling, engine.stop());
     assert_eq!(
         (error.class(), error.reason()),
         (ErrorClass::Deadline, "transfer.deadline"),
@@ -298,10 +296,8 @@ async fn a_peer_that_came_back_under_its_name_is_opened_again() {
     is_lost(&error);
     let mut options = MooncakeOptions::default();
     options.bind = name.parse().expect("an address");
-    let back = Mooncake::start(other.host.clone(), options)
-        .await
-        .expect("the port is free again");
-    assert_eq!(back.name(), name);
+    let back = Ours::start_with(options).await.expect("the port is free again");
+    assert_eq!(back.mooncake.name(), name);
     // The old value stays lost; the name, opened again, is the new peer, where old addresses mean nothing.
     is_lost(&pull(&segment, stale).await.expect_err("it is gone"));
     let again = ours.open(&name).await;

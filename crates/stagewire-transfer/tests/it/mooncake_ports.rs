@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use crate::mooncake::{Ours, owned, pull, whole};
+use crate::mooncake::{Ours, owned, pull};
 use crate::mooncake_peer::{Engine, keyed, wheel_works};
 use crate::support::until;
 
@@ -290,24 +290,37 @@ async fn a_connection_that_ended_while_idle_is_made_again() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_interface_needs_an_address_for_others() {
-    let ours = Ours::start().await;
     let mut options = MooncakeOptions::default();
     assert_eq!(options.bind.to_string(), "127.0.0.1:0");
     options.bind = "0.0.0.0:0".parse().expect("an address");
-    let start = async |options: &MooncakeOptions| Mooncake::start(ours.host.clone(), options.clone()).await;
-    let error = start(&options).await.expect_err("nothing to tell");
-    assert_eq!(error.reason(), "mooncake.advertise", "{error}");
+    let error = Ours::start_with(options.clone()).await.err().expect("nothing to tell");
+    assert_eq!(
+        (error.class(), error.reason()),
+        (ErrorClass::Invalid, "mooncake.advertise"),
+        "{error}"
+    );
     options.advertise = Some("127.0.0.1".parse().expect("an address"));
-    let everywhere = start(&options).await.expect("it listens");
-    assert!(everywhere.name().starts_with("127.0.0.1:"));
-    options.bind = everywhere.name().parse().expect("an address");
-    let error = start(&options).await.expect_err("in use");
-    assert_eq!(error.reason(), "mooncake.bind", "{error}");
-    assert!(matches!(error, MooncakeError::Bind { .. }));
-    everywhere.shutdown().await;
-    TcpStream::connect(everywhere.name())
+    let everywhere = Ours::start_with(options.clone()).await.expect("it listens");
+    assert!(everywhere.mooncake.name().starts_with("127.0.0.1:"));
+    options.bind = everywhere.mooncake.name().parse().expect("an address");
+    let error = Ours::start_with(options.clone()).await.err().expect("in use");
+    assert_eq!(
+        (error.class(), error.reason()),
+        (ErrorClass::Unavailable, "mooncake.bind"),
+        "{error}"
+    );
+    let error = Mooncake::start(everywhere.network.clone(), MooncakeOptions::default()).await;
+    let error = error.expect_err("one host, one pair of ports");
+    assert_eq!(
+        (error.class(), error.reason()),
+        (ErrorClass::Conflict, "mooncake.started"),
+        "{error}"
+    );
+    everywhere.host.shutdown().await;
+    everywhere.mooncake.shutdown().await;
+    TcpStream::connect(everywhere.mooncake.name())
         .await
         .expect_err("it was shut down");
 }
@@ -317,18 +330,13 @@ async fn ours_over_ipv6() {
     let ours = Ours::start().await;
     let mut options = MooncakeOptions::default();
     options.bind = "[::1]:0".parse().expect("an address");
-    let Ok(mooncake) = Mooncake::start(ours.host.clone(), options).await else {
+    let Ok(other) = Ours::start_with(options).await else {
         return skip_ipv6();
     };
-    let segment = ours.open(mooncake.name()).await;
+    let segment = ours.open(other.mooncake.name()).await;
     segment.probe(ConnectOptions::default()).await.expect("alive");
-    let target = Target::allocate(1).expect("memory");
-    let nowhere = SegmentBuffer { address: 1, len: 1 };
-    let error = segment
-        .pull(nowhere, &whole(1), &target, TransferOptions::default())
-        .await
-        .expect_err("nothing is there");
-    assert_eq!(error.reason(), "mooncake.rejected", "{error}");
+    let (_region, exposed) = other.expose(Borrowed::from(keyed(1000, 4)));
+    assert!(pull(&segment, exposed.buffer()).await.expect("pulled") == keyed(1000, 4));
 }
 
 #[expect(clippy::print_stderr, reason = "a skip must be visible")]

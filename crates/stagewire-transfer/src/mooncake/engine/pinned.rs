@@ -1,0 +1,209 @@
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use stagewire_core::{Device, Record};
+
+use super::flight::{Failure, Rebuilt};
+use super::lane::Lane;
+use super::transport::KIND;
+use super::{EngineMemory, EngineOperation, EngineSlice};
+use crate::copy::{Piece, Plan, Shape};
+use crate::link::Grip;
+use crate::pull::pull_with;
+use crate::push::push_with;
+use crate::target::Claim;
+use crate::wire::Place;
+use crate::{Mapping, Memory, Pinned, Target, TransferError, TransferOptions};
+
+/// An engine cuts large transfers itself, where that is of use.
+const SHAPE: Shape = Shape {
+    large_from: u64::MAX,
+    max_pieces: usize::MAX,
+};
+
+/// What stays in place until no slice of a transfer is under way: the memory here, and the pin over there.
+pub(super) struct Hold {
+    here: Here,
+    _grip: Arc<Grip>,
+}
+
+enum Here {
+    Pull(Claim),
+    Push(#[expect(dead_code, reason = "held, never looked at")] Memory),
+}
+
+pub(super) struct EnginePinned {
+    grip: Arc<Grip>,
+    lane: Arc<Lane<Hold>>,
+}
+
+impl EnginePinned {
+    pub(super) fn new(grip: Arc<Grip>, lane: Arc<Lane<Hold>>) -> Self {
+        Self { grip, lane }
+    }
+
+    /// Address of the region in the owner's process, or on its device.
+    fn remote(&self) -> u64 {
+        match self.grip.place() {
+            Place::Address(address) => address,
+            _ => unreachable!("the owner answers an engine's pin with an address"),
+        }
+    }
+
+    /// Moves the pieces, and proves that the pin was held until they had arrived.
+    async fn transfer(
+        &self,
+        operation: EngineOperation,
+        slices: Vec<EngineSlice>,
+        local: EngineMemory,
+        here: Here,
+    ) -> Result<Here, TransferError> {
+        let hold = Hold {
+            here,
+            _grip: self.grip.clone(),
+        };
+        let moved = self.lane.run(operation, slices, local, hold).await;
+        let hold = moved.map_err(|failure| self.failed(failure))?;
+        self.grip.confirm().await?;
+        Ok(hold.here)
+    }
+
+    fn failed(&self, failure: Failure) -> TransferError {
+        let (link, region, segment) = (self.grip.link(), self.grip.region(), self.lane.segment());
+        let peer = link.peer();
+        if !link.is_alive() {
+            return link.peer_lost();
+        }
+        let backend = |what, problem| TransferError::Backend {
+            transport: KIND.name(),
+            peer,
+            region,
+            what,
+            problem,
+        };
+        match failure {
+            Failure::Register(error) => backend("register the memory of this side", error.to_string()),
+            Failure::Submit { slice, error } => backend(
+                "begin a transfer",
+                format!(
+                    "{error}, for {} bytes at {:#x} of segment {segment}; look whether that address is reachable from here",
+                    slice.len, slice.remote
+                ),
+            ),
+            Failure::Slice { slice, after } => backend(
+                "move bytes",
+                format!(
+                    "the engine gave up on {} bytes at {:#x} of segment {segment} after {after:?}; try again",
+                    slice.len, slice.remote
+                ),
+            ),
+            Failure::Thread(error) => backend("look after a transfer", error.to_string()),
+            Failure::Stuck {
+                failures,
+                within,
+                rebuilt,
+            } => TransferError::EngineStuck {
+                peer,
+                segment: segment.to_owned(),
+                failures,
+                within,
+                advice: match rebuilt {
+                    Rebuilt::Yes => "another engine was made: try again".to_owned(),
+                    Rebuilt::Unknown => "make another engine, and another transport over it".to_owned(),
+                    Rebuilt::Failed(error) => format!("another engine could not be made: {error}"),
+                },
+            },
+        }
+    }
+}
+
+#[async_trait]
+impl Pinned for EnginePinned {
+    fn len(&self) -> u64 {
+        self.grip.len()
+    }
+
+    async fn pull(&self, records: &[Record], dst: &Target, options: TransferOptions) -> Result<(), TransferError> {
+        let remote = self.remote();
+        let local = span(dst.as_ptr().addr().get(), dst.len(), dst.device());
+        pull_with(&self.grip, records, dst, &options, SHAPE, |plan, claim| async move {
+            let slices = slices(&plan, |piece| (local.address + piece.dst, remote + piece.src));
+            match self
+                .transfer(EngineOperation::Read, slices, local, Here::Pull(claim))
+                .await?
+            {
+                Here::Pull(claim) => Ok(claim),
+                Here::Push(_) => unreachable!("a pull gives its claim back"),
+            }
+        })
+        .await
+    }
+
+    async fn push(&self, records: &[Record], src: &Memory, options: TransferOptions) -> Result<(), TransferError> {
+        let remote = self.remote();
+        let local = span(src.as_ptr().addr().get(), src.len(), src.device());
+        let begun = AtomicU64::new(0);
+        let pushed = push_with(&self.grip, records, src, &options, SHAPE, |plan| {
+            begun.store(plan.bytes(), Ordering::Relaxed);
+            let slices = slices(&plan, |piece| (local.address + piece.src, remote + piece.dst));
+            let moved = self.transfer(EngineOperation::Write, slices, local, Here::Push(src.clone()));
+            async { moved.await.map(drop) }
+        });
+        pushed.await.map_err(|error| match error {
+            TransferError::Deadline {
+                peer,
+                pid,
+                region,
+                after,
+                ..
+            } if begun.load(Ordering::Relaxed) > 0 => TransferError::InDoubt {
+                peer,
+                pid,
+                region,
+                bytes: begun.load(Ordering::Relaxed),
+                how: format!("the engine did not finish within {after:?}"),
+            },
+            other => other,
+        })
+    }
+
+    async fn map(&self) -> Result<Mapping, TransferError> {
+        Err(TransferError::Unsupported {
+            transport: KIND.name(),
+            ability: "map",
+            instead: "pull instead",
+        })
+    }
+}
+
+fn span(address: usize, len: u64, device: Device) -> EngineMemory {
+    EngineMemory {
+        address: address as u64,
+        len,
+        device,
+    }
+}
+
+/// The plan's pieces between addresses, which `addresses` gives: here, and over there.
+fn slices(plan: &Plan, addresses: impl Fn(&Piece) -> (u64, u64)) -> Vec<EngineSlice> {
+    let pieces = plan.batches().iter().flat_map(|batch| plan.pieces(batch));
+    let slice = |piece: &Piece| {
+        let (local, remote) = addresses(piece);
+        EngineSlice {
+            local,
+            remote,
+            len: piece.len,
+        }
+    };
+    pieces.map(slice).collect()
+}
+
+impl fmt::Debug for EnginePinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EnginePinned")
+            .field("grip", &self.grip)
+            .finish_non_exhaustive()
+    }
+}
