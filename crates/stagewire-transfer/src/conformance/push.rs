@@ -3,8 +3,10 @@
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Record};
+use tokio::time::timeout;
 
 use super::{Checked, Pair, Random, Violation, ensure, is, pattern, violation};
 use crate::{Borrowed, Memory, Pinned, Region, RegisterOptions, Target, TransferOptions, Writable};
@@ -38,8 +40,17 @@ async fn settled(
 ) -> Result<Vec<u8>, Violation> {
     drop((pinned, region));
     pair.regions_become(0).await?;
-    let bytes = memory.bytes().map(<[u8]>::to_vec);
-    bytes.ok_or_else(|| Violation("memory of a region that is gone is still held".to_owned()))
+    // A transport may keep memory for longer than its region: until no peer can write it by what it knows.
+    let settled = async {
+        loop {
+            if let Some(bytes) = memory.bytes() {
+                return bytes.to_vec();
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let late = |_| Violation("memory of a region that is gone is held for ever".to_owned());
+    timeout(Duration::from_secs(20), settled).await.map_err(late)
 }
 
 /// Pushes the records into zeros, and compares with the same copies made byte by byte.

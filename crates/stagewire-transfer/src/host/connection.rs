@@ -96,8 +96,10 @@ impl Connection {
             }
         }
         drop(held);
-        for placer in self.shared.hooks.placers() {
-            placer.ended(self.session.id());
+        if channel.is_remote() {
+            for placer in self.shared.hooks.placers() {
+                placer.ended(self.session.id());
+            }
         }
         counters.connections.fetch_sub(1, Ordering::Relaxed);
     }
