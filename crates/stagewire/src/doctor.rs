@@ -16,6 +16,7 @@ mod interfaces;
 mod kernel;
 mod limits;
 mod memory;
+mod nixl;
 mod pair;
 mod python;
 mod rdma;
@@ -86,8 +87,8 @@ pub(crate) async fn examine(setting: Setting, limit: Duration) -> Report {
         files(&["rdma"], rdma::look),
         files(&["gpu"], gpu::look),
         probe(&["python"], python::stagewire(setting.clone())),
-        probe(&["mooncake"], python::mooncake(setting.clone())),
-        probe(&["nixl"], python::nixl(setting.clone())),
+        probe(&["mooncake-engine"], python::mooncake_engine(setting.clone())),
+        probe(&["nixl"], nixl::try_out(setting.clone())),
         files(&["open-files", "memlock"], limits::look),
     ];
     Report::new(run::all(probes, limit).await)

@@ -60,7 +60,9 @@ pub(super) fn look(root: &Root) -> Vec<Check> {
 fn names(text: &str) -> Vec<String> {
     let lines = text.lines().skip(2);
     let names = lines.filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()));
-    names.collect()
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
 }
 
 /// Addresses of this host, without those of loopback and links.

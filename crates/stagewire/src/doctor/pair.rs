@@ -1,4 +1,4 @@
-//! Hands bytes from one process to another by each transport of one host, as workers do.
+//! Hands bytes from one process to another by each transport, as workers do.
 //!
 //! Two children of this process take part, and none is the other's ancestor: what the kernel lets a process do to its
 //! own children says nothing about siblings. A connection proves that the memfd is sealed; every byte is compared.
@@ -20,20 +20,22 @@ use crate::output::bytes;
 
 pub(crate) use peer::{PeerArgs, peer};
 
-pub(super) const NAMES: &[&str] = &["shm", "cma"];
+pub(super) const NAMES: &[&str] = &["shm", "cma", "mooncake"];
 
 /// What goes from process to process.
 const LEN: u64 = 1 << 20;
 
 /// What the reading process found out about one transport.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Outcome {
+pub(super) struct Outcome {
     transport: String,
-    error: Option<String>,
+    /// What carries it, where that is not part of this program.
+    pub(super) by: Option<String>,
+    pub(super) error: Option<String>,
 }
 
 pub(super) async fn try_out(root: &Root) -> Vec<Check> {
-    let outcomes = hand_over().await;
+    let outcomes = hand_over(NAMES, None).await;
     let outcome = |name: &str| match &outcomes {
         Ok(outcomes) => match outcomes.iter().find(|outcome| outcome.transport == name) {
             Some(outcome) => outcome.error.clone().map_or(Ok(()), Err),
@@ -41,19 +43,25 @@ pub(super) async fn try_out(root: &Root) -> Vec<Check> {
         },
         Err(error) => Err(format!("{error:#}")),
     };
-    vec![shm(outcome("shm")), cma(root, outcome("cma"))]
+    vec![
+        shm(outcome("shm")),
+        cma(root, outcome("cma")),
+        over_loopback("mooncake", "pulled over Mooncake's wire protocol", outcome("mooncake")),
+    ]
 }
 
-async fn hand_over() -> anyhow::Result<Vec<Outcome>> {
+/// Has one process read from another by these transports. With `environment`, a Python environment is active for both.
+pub(super) async fn hand_over(names: &[&str], environment: Option<&Path>) -> anyhow::Result<Vec<Outcome>> {
     let dir = tempfile::Builder::new().prefix("stagewire-doctor-").tempdir()?;
-    let mut owner = spawn(dir.path(), false)?;
+    let peer = |reads| spawn(dir.path(), names, environment, reads);
+    let mut owner = peer(false)?;
     let stdout = owner.stdout.take().context("no pipe")?;
     let mut offer = String::new();
     BufReader::new(stdout).read_line(&mut offer).await?;
     if offer.is_empty() {
-        bail!("the offering process failed{}", last_words(&mut owner).await);
+        bail!("the offering process {}", last_words(&mut owner).await);
     }
-    let mut reader = spawn(dir.path(), true)?;
+    let mut reader = peer(true)?;
     let mut orders = reader.stdin.take().context("no pipe")?;
     orders
         .write_all(offer.as_bytes())
@@ -64,7 +72,7 @@ async fn hand_over() -> anyhow::Result<Vec<Outcome>> {
     let mut stdout = reader.stdout.take().context("no pipe")?;
     stdout.read_to_string(&mut answer).await?;
     let Ok(outcomes) = serde_json::from_str(&answer) else {
-        bail!("the reading process failed{}", last_words(&mut reader).await);
+        bail!("the reading process {}", last_words(&mut reader).await);
     };
     // It ends with its stdin, and removes its socket.
     drop(owner.stdin.take());
@@ -72,26 +80,35 @@ async fn hand_over() -> anyhow::Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-fn spawn(dir: &Path, reads: bool) -> anyhow::Result<Child> {
+fn spawn(dir: &Path, names: &[&str], environment: Option<&Path>, reads: bool) -> anyhow::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
     command.arg("doctor-peer").arg("--dir").arg(dir);
+    command.arg("--transports").arg(names.join(","));
     if reads {
         command.arg("--reads");
+    }
+    if let Some(environment) = environment {
+        command.env("VIRTUAL_ENV", environment);
     }
     let (stdin, stdout, stderr) = (Stdio::piped(), Stdio::piped(), Stdio::piped());
     command.stdin(stdin).stdout(stdout).stderr(stderr).kill_on_drop(true);
     command.spawn().context("cannot start a second process")
 }
 
-/// What a failed process said last.
+/// How a process failed, and what it said last.
 async fn last_words(child: &mut Child) -> String {
     let mut said = String::new();
     if let Some(mut stderr) = child.stderr.take() {
         // Without them there is less to say.
         let _ = stderr.read_to_string(&mut said).await;
     }
+    let ended = child
+        .wait()
+        .await
+        .map_or_else(|error| error.to_string(), |status| status.to_string());
     let last = said.lines().rev().find(|line| !line.trim().is_empty());
-    last.map_or_else(String::new, |line| format!(": {}", line.trim_start_matches("error: ")))
+    let last = last.map_or_else(String::new, |line| format!(": {}", line.trim_start_matches("error: ")));
+    format!("ended with {ended}{last}")
 }
 
 fn done(name: &'static str, how: &str) -> Check {
@@ -109,6 +126,17 @@ fn shm(outcome: Result<(), String>) -> Check {
             "look at memory, open-files and container; allow memfd_create, pidfd_open and Unix sockets. Payloads go by tcp else",
         )
         .with("usable", false),
+    }
+}
+
+/// A transport that needs nothing but TCP.
+fn over_loopback(name: &'static str, how: &str, outcome: Result<(), String>) -> Check {
+    match outcome {
+        Ok(()) => done(name, how),
+        Err(why) => {
+            let advice = "allow TCP connections over the loopback interface, and bring it up: ip link set lo up";
+            Check::missing(name, "does not work", why, advice).with("usable", false)
+        }
     }
 }
 
@@ -171,5 +199,10 @@ mod tests {
         assert_eq!(cma(&fixture.root(), Ok(())).state, State::Ok);
         assert_eq!(shm(Ok(())).data["usable"], true);
         assert_eq!(shm(Err("no memfd".to_owned())).state, State::Missing);
+        let refused = over_loopback("mooncake", "pulled", Err("refused".to_owned()));
+        assert_eq!(
+            (refused.state, refused.why.as_deref()),
+            (State::Missing, Some("refused"))
+        );
     }
 }

@@ -1,6 +1,6 @@
-//! What the Python of the workers has: Stagewire's package, and the wheels of Mooncake and NIXL.
+//! What the Python of the workers has: Stagewire's package, and the wheel of Mooncake's engine.
 //!
-//! Each package is imported, or its library opened, in a process of its own: one that hangs or crashes says so, and
+//! Each package is imported in a process of its own: one that hangs or crashes says so, and
 //! harms nothing else.
 
 use std::path::Path;
@@ -30,36 +30,13 @@ struct Answer {
 struct Distribution {
     distribution: String,
     version: String,
-    library: Option<String>,
 }
 
-/// A package to look for.
-struct Package {
-    name: &'static str,
-    /// The distribution's name begins so.
-    prefix: &'static str,
-    /// Module to import, or library to open.
-    target: &'static str,
-    /// What works without it.
-    without: &'static str,
-    install: &'static str,
-}
-
-const MOONCAKE: Package = Package {
-    name: "mooncake",
-    prefix: "mooncake-transfer-engine",
-    target: "mooncake.engine",
-    without: "only Mooncake's own engine needs the wheel",
-    install: "pip install mooncake-transfer-engine-non-cuda, or mooncake-transfer-engine where there is CUDA",
-};
-
-const NIXL: Package = Package {
-    name: "nixl",
-    prefix: "nixl",
-    target: "libnixl_capi.so",
-    without: "only the transport nixl needs it",
-    install: "pip install --no-deps nixl-cu12 numpy",
-};
+const NAME: &str = "mooncake-engine";
+/// The wheels' names begin so.
+const PREFIX: &str = "mooncake-transfer-engine";
+const MODULE: &str = "mooncake.engine";
+const INSTALL: &str = "pip install mooncake-transfer-engine-non-cuda, or mooncake-transfer-engine where there is CUDA";
 
 /// Whether the workers' Python runs and has the package.
 pub(super) async fn stagewire(setting: Arc<Setting>) -> Vec<Check> {
@@ -91,44 +68,31 @@ pub(super) async fn stagewire(setting: Arc<Setting>) -> Vec<Check> {
     }]
 }
 
-pub(super) async fn mooncake(setting: Arc<Setting>) -> Vec<Check> {
-    vec![look(&setting, &MOONCAKE).await]
-}
-
-pub(super) async fn nixl(setting: Arc<Setting>) -> Vec<Check> {
-    vec![look(&setting, &NIXL).await]
-}
-
-async fn look(setting: &Setting, package: &Package) -> Check {
-    let workers = ask(&setting.python.program, package.prefix, package.target);
+pub(super) async fn mooncake_engine(setting: Arc<Setting>) -> Vec<Check> {
+    let workers = ask(&setting.python.program, PREFIX, MODULE);
     let peers = async {
         let program = setting.peers.as_ref()?.join("bin/python");
-        Some(ask(&program, package.prefix, package.target).await)
+        Some(ask(&program, PREFIX, MODULE).await)
     };
     let (workers, peers) = futures::join!(workers, peers);
-    judge(package, workers, peers)
+    vec![judge(workers, peers)]
 }
 
-fn judge(package: &Package, workers: Result<Answer, String>, peers: Option<Result<Answer, String>>) -> Check {
+fn judge(workers: Result<Answer, String>, peers: Option<Result<Answer, String>>) -> Check {
     let data = |answer: &Result<Answer, String>| match answer {
         Ok(answer) => serde_json::to_value(answer).unwrap_or_default(),
         Err(why) => serde_json::json!({"error": why}),
     };
-    let Package {
-        name, without, install, ..
-    } = *package;
     let beside = peers.as_ref().and_then(|peers| {
         let Answer { found, error, .. } = peers.as_ref().ok()?;
-        let Distribution {
-            distribution, version, ..
-        } = found.as_ref()?;
+        let Distribution { distribution, version } = found.as_ref()?;
         let broken = error
             .as_ref()
             .map_or_else(String::new, |error| format!(", which does not load: {error}"));
         Some(format!("the peers' environment has {distribution} {version}{broken}"))
     });
     let check = match &workers {
-        Err(why) => Check::unknown(name, format!("the workers' Python was not asked: {why}"), "see python"),
+        Err(why) => Check::unknown(NAME, format!("the workers' Python was not asked: {why}"), "see python"),
         Ok(Answer {
             found: Some(found),
             error,
@@ -136,21 +100,21 @@ fn judge(package: &Package, workers: Result<Answer, String>, peers: Option<Resul
         }) => {
             let value = format!("{} ({})", found.version, found.distribution);
             match error {
-                None => Check::ok(name, value),
+                None => Check::ok(NAME, value),
                 Some(error) => {
                     let why = format!("it is installed but does not load: {error}");
-                    Check::missing(name, value, why, load_advice(error))
+                    Check::missing(NAME, value, why, load_advice(error))
                 }
             }
         }
         Ok(Answer { program, .. }) => {
-            let why = format!("{program} has no {}*; {without}", package.prefix);
+            let why = format!("{program} has no {PREFIX}*; only Mooncake's own engine needs the wheel");
             match &beside {
                 Some(beside) => {
-                    let advice = format!("nothing for the benchmarks; for workers {install}");
-                    Check::note(name, format!("not for workers; {beside}"), why, advice)
+                    let advice = format!("nothing for the benchmarks; for workers {INSTALL}");
+                    Check::note(NAME, format!("not for workers; {beside}"), why, advice)
                 }
-                None => Check::missing(name, "not installed", why, format!("nothing, or {install}")),
+                None => Check::missing(NAME, "not installed", why, format!("nothing, or {INSTALL}")),
             }
         }
     };
@@ -175,9 +139,9 @@ fn load_advice(error: &str) -> String {
 }
 
 /// Runs `look.py`. The process is killed with the future.
-async fn ask(program: &Path, prefix: &str, target: &str) -> Result<Answer, String> {
+async fn ask(program: &Path, prefix: &str, module: &str) -> Result<Answer, String> {
     let mut command = Command::new(program);
-    command.args(["-c", LOOK, prefix, target]);
+    command.args(["-c", LOOK, prefix, module]);
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = command
         .output()
@@ -196,7 +160,7 @@ async fn ask(program: &Path, prefix: &str, target: &str) -> Result<Answer, Strin
     let last = stderr.lines().rev().find(|line| !line.trim().is_empty());
     let last = last.map_or_else(String::new, |line| format!(": {line}"));
     Err(format!(
-        "{} looked for {target} and ended with {}{last}",
+        "{} imported {module} and ended with {}{last}",
         program.display(),
         output.status
     ))
@@ -210,7 +174,6 @@ mod tests {
         let found = found.then(|| Distribution {
             distribution: "mooncake-transfer-engine-non-cuda".to_owned(),
             version: "0.3.13".to_owned(),
-            library: None,
         });
         Answer {
             python: "3.11.2".to_owned(),
@@ -222,22 +185,22 @@ mod tests {
 
     #[test]
     fn a_wheel_counts_where_workers_can_load_it() {
-        let found = judge(&MOONCAKE, Ok(answer(true, None)), None);
+        let found = judge(Ok(answer(true, None)), None);
         assert_eq!(
             (found.state, found.value.as_str()),
             (State::Ok, "0.3.13 (mooncake-transfer-engine-non-cuda)")
         );
         let absent = answer(false, Some("ModuleNotFoundError: No module named 'mooncake'"));
-        let none = judge(&MOONCAKE, Ok(absent.clone()), Some(Ok(absent.clone())));
+        let none = judge(Ok(absent.clone()), Some(Ok(absent.clone())));
         assert_eq!((none.state, none.value.as_str()), (State::Missing, "not installed"));
-        let beside = judge(&MOONCAKE, Ok(absent.clone()), Some(Ok(answer(true, None))));
+        let beside = judge(Ok(absent.clone()), Some(Ok(answer(true, None))));
         assert_eq!(beside.state, State::Note);
         assert!(beside.value.contains("the peers' environment has"), "{}", beside.value);
         let error = "ImportError: libibverbs.so.1: cannot open shared object file";
-        let broken = judge(&MOONCAKE, Ok(answer(true, Some(error))), None);
+        let broken = judge(Ok(answer(true, Some(error))), None);
         assert_eq!(broken.state, State::Missing);
         assert!(broken.advice.unwrap().contains("libibverbs1"));
-        let unasked = judge(&MOONCAKE, Err("no python".to_owned()), None);
+        let unasked = judge(Err("no python".to_owned()), None);
         assert_eq!(unasked.state, State::Unknown);
     }
 
@@ -263,8 +226,8 @@ mod tests {
         let noisy = program(dir.path(), &format!("echo noise; echo '{json}'"));
         assert_eq!(ask(&noisy, "x", "y").await, Ok(expected));
         let crashing = program(dir.path(), "echo 'first' >&2; echo 'the reason' >&2; kill -SEGV $$");
-        let why = ask(&crashing, "x", "lib.so").await.unwrap_err();
-        assert!(why.contains("looked for lib.so") && why.contains("signal: 11"), "{why}");
+        let why = ask(&crashing, "x", "module").await.unwrap_err();
+        assert!(why.contains("imported module") && why.contains("signal: 11"), "{why}");
         assert!(why.ends_with("the reason"), "{why}");
         let absent = ask(Path::new("/nowhere/python"), "x", "y").await.unwrap_err();
         assert!(absent.starts_with("/nowhere/python does not run: "), "{absent}");

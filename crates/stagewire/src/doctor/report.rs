@@ -30,9 +30,9 @@ const AREAS: [(&str, &[&str]); 6] = [
             "dev-shm",
         ],
     ),
-    ("network", &["interfaces", "congestion"]),
+    ("network", &["mooncake", "nixl", "interfaces", "congestion"]),
     ("devices", &["rdma", "gpu"]),
-    ("software", &["python", "mooncake", "nixl"]),
+    ("software", &["python", "mooncake-engine"]),
     ("limits", &["open-files", "memlock"]),
 ];
 
@@ -42,7 +42,7 @@ const WIDEST: usize = 100;
 /// Narrower than this, what was found stands below its name.
 const NARROW: usize = 72;
 
-const NAME: usize = 14;
+const NAME: usize = 15;
 const STATE: usize = 7;
 
 impl Report {
@@ -72,8 +72,8 @@ impl Report {
         let mut lines = Vec::new();
         for (area, names) in AREAS {
             lines.push(bold.apply_to(area).to_string());
-            let checks = self.checks.iter().filter(|check| names.contains(&check.name));
-            lines.extend(checks.flat_map(|check| entry(check, width)));
+            let check = |name: &&str| self.checks.iter().find(|check| check.name == *name);
+            lines.extend(names.iter().filter_map(check).flat_map(|check| entry(check, width)));
         }
         lines.push(bold.apply_to("transports").to_string());
         let reach = [
@@ -157,21 +157,23 @@ mod tests {
             console::strip_ansi_codes(&text),
             "\
 machine
-  ok       kernel          Linux 6.18.44, x86_64
+  ok       kernel           Linux 6.18.44, x86_64
 same host
-  ok       shm             1.0 MiB mapped from another process's sealed memfd,
-                           every byte as sent
-  missing  cma             does not work
-                           why: kernel.yama.ptrace_scope is 1: a process may not
-                           read one that it did not start
-                           do: as root: sysctl kernel.yama.ptrace_scope=0
+  ok       shm              1.0 MiB mapped from another process's sealed memfd,
+                            every byte as sent
+  missing  cma              does not work
+                            why: kernel.yama.ptrace_scope is 1: a process may
+                            not read one that it did not start
+                            do: as root: sysctl kernel.yama.ptrace_scope=0
 network
 devices
 software
 limits
 transports
-  same host    shm
-  other hosts  none"
+  same host    shm, mooncake (cannot be told), mooncake-engine (cannot be told),
+               nixl (cannot be told)
+  other hosts  mooncake (cannot be told), mooncake-engine (cannot be told), nixl
+               (cannot be told)"
         );
     }
 

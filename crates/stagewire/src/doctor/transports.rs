@@ -14,26 +14,48 @@ pub(crate) struct Way {
     pub(crate) remark: Option<String>,
 }
 
-/// Every transport that this build has.
+/// Every transport that this build has, and the one that Python adds.
 pub(crate) fn conclude(checks: &[Check]) -> Vec<Way> {
-    ["shm", "cma"].map(|name| on_one_host(name, checks)).into()
-}
-
-/// A transport whose check has its name, and which reaches no other host.
-fn on_one_host(name: &'static str, checks: &[Check]) -> Way {
-    let check = checks.iter().find(|check| check.name == name);
-    Way {
-        name,
-        same_host: check.and_then(usable),
-        other_hosts: Some(false),
-        remark: check.and_then(|check| check.why.clone()),
-    }
+    let networked = checks
+        .iter()
+        .find(|check| check.name == "interfaces")
+        .and_then(|check| {
+            let addresses = check.data.get("addresses")?.as_array()?;
+            Some(!addresses.is_empty())
+        });
+    let way = |name, beyond, remark: Option<&str>| {
+        let check = checks.iter().find(|check| check.name == name);
+        let here = check.and_then(usable);
+        let reachable = match (here, networked) {
+            (Some(false), _) | (_, Some(false)) => Some(false),
+            (Some(true), Some(true)) => Some(true),
+            _ => None,
+        };
+        let why = check.filter(|_| here != Some(true)).and_then(|check| check.why.clone());
+        Way {
+            name,
+            same_host: here,
+            other_hosts: if beyond { reachable } else { Some(false) },
+            remark: why.or(remark.map(str::to_owned)),
+        }
+    };
+    vec![
+        way("shm", false, None),
+        way("cma", false, None),
+        way("mooncake", true, Some("off until configured")),
+        way("mooncake-engine", true, Some("in Python")),
+        way("nixl", true, None),
+    ]
 }
 
 fn usable(check: &Check) -> Option<bool> {
+    if let Some(tried) = check.data.get("usable").and_then(serde_json::Value::as_bool) {
+        return Some(tried);
+    }
     match check.state {
-        State::Ok | State::Note => Some(true),
-        State::Missing => Some(false),
+        State::Ok => Some(true),
+        // Found, but not where workers look.
+        State::Note | State::Missing => Some(false),
         State::Unknown => None,
     }
 }
@@ -58,13 +80,36 @@ pub(crate) fn listed(ways: &[Way], reaches: impl Fn(&Way) -> Option<bool>) -> St
 mod tests {
     use super::*;
 
+    fn interfaces(addresses: &[&str]) -> Check {
+        Check::ok("interfaces", "").with("addresses", addresses.to_vec())
+    }
+
+    fn lists(checks: &[Check]) -> (String, String) {
+        let ways = conclude(checks);
+        (listed(&ways, |way| way.same_host), listed(&ways, |way| way.other_hosts))
+    }
+
     #[test]
     fn what_was_tried_is_listed_and_what_was_not_says_so() {
-        let ways = conclude(&[Check::ok("shm", ""), Check::unknown("cma", "late", "again")]);
-        assert_eq!(listed(&ways, |way| way.same_host), "shm, cma (cannot be told)");
-        assert_eq!(listed(&ways, |way| way.other_hosts), "none");
-        let ways = conclude(&[Check::ok("shm", ""), Check::missing("cma", "", "forbidden", "")]);
-        assert_eq!(listed(&ways, |way| way.same_host), "shm");
-        assert_eq!(ways[1].remark.as_deref(), Some("forbidden"));
+        let mut checks = vec![
+            Check::ok("shm", ""),
+            Check::unknown("cma", "late", "again"),
+            Check::ok("mooncake", "").with("usable", true),
+            Check::note("mooncake-engine", "not for workers", "", ""),
+            Check::missing("nixl", "", "not found", ""),
+            interfaces(&["10.0.0.5"]),
+        ];
+        let (here, there) = lists(&checks);
+        assert_eq!(here, "shm, cma (cannot be told), mooncake (off until configured)");
+        assert_eq!(there, "mooncake (off until configured)");
+        checks[5] = interfaces(&[]);
+        assert_eq!(lists(&checks).1, "none", "there is no network");
+        checks.pop();
+        assert_eq!(lists(&checks).1, "mooncake (cannot be told)");
+        let ways = conclude(&[Check::missing("cma", "", "forbidden", "")]);
+        assert_eq!(
+            (ways[1].same_host, ways[1].remark.as_deref()),
+            (Some(false), Some("forbidden"))
+        );
     }
 }

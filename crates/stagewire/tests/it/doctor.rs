@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::world::{Done, World};
 
-const CHECKS: [&str; 19] = [
+const CHECKS: [&str; 20] = [
     "kernel",
     "cores",
     "memory",
@@ -14,6 +14,7 @@ const CHECKS: [&str; 19] = [
     "container",
     "shm",
     "cma",
+    "mooncake",
     "run-dir",
     "huge-pages",
     "shm-huge-pages",
@@ -24,7 +25,7 @@ const CHECKS: [&str; 19] = [
     "rdma",
     "gpu",
     "python",
-    "mooncake",
+    "mooncake-engine",
     "nixl",
 ];
 const LIMITS: [&str; 2] = ["open-files", "memlock"];
@@ -71,8 +72,11 @@ fn what_the_other_tests_use_is_found_to_work() {
     let document = document(&World::new().run(["doctor", "--json"]));
     assert_eq!(check(&document, "shm")["state"], "ok", "{document}");
     assert_eq!(check(&document, "run-dir")["state"], "ok", "{document}");
-    let shm = &document["transports"][0];
-    assert_eq!((&shm["name"], &shm["same_host"]), (&"shm".into(), &true.into()));
+    assert_eq!(check(&document, "mooncake")["state"], "ok", "{document}");
+    for (index, name) in [(0, "shm"), (2, "mooncake")] {
+        let way = &document["transports"][index];
+        assert_eq!((&way["name"], &way["same_host"]), (&name.into(), &true.into()));
+    }
 }
 
 #[test]
@@ -108,7 +112,7 @@ fn a_probe_that_hangs_is_given_up_and_ended() {
     let done = world.run(["doctor", "--json", "--timeout", "2", "--python", &python]);
     assert!(begin.elapsed() < Duration::from_secs(60), "it hung");
     let document = document(&done);
-    for name in ["python", "mooncake", "nixl"] {
+    for name in ["python", "mooncake-engine"] {
         let check = check(&document, name);
         assert_eq!(check["state"], "unknown", "{check}");
         assert_eq!(check["why"], "the probe did not answer within 2.0 s");
@@ -132,7 +136,7 @@ fn a_python_that_workers_cannot_use_is_named() {
     assert_eq!(found["state"], "missing");
     let why = found["why"].as_str().unwrap();
     assert!(why.contains("DIR/python") && why.ends_with("out of order"), "{why}");
-    let peers = check(&document, "mooncake");
+    let peers = check(&document, "mooncake-engine");
     assert_eq!(
         (&peers["state"], &peers["do"]),
         (&"unknown".into(), &"see python".into())

@@ -1,4 +1,4 @@
-use std::io::{BufRead, Read};
+use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use stagewire_core::{ByteCount, Incarnation, Peer, Record, RegionRef};
 use stagewire_transfer::{
-    Borrowed, ConnectOptions, Host, HostOptions, Memory, Region, RegisterOptions, Target, TransferOptions, Transport,
+    Borrowed, ConnectOptions, Host, HostOptions, Memory, Mooncake, MooncakeOptions, Network, NetworkOptions, Nixl,
+    NixlLibrary, NixlOptions, Region, RegisterOptions, Target, TransferOptions, Transport,
 };
 use uuid::Uuid;
 
@@ -23,6 +24,10 @@ pub(crate) struct PeerArgs {
     /// Where the data sockets are
     #[arg(long)]
     dir: PathBuf,
+
+    /// What to try
+    #[arg(long, value_delimiter = ',')]
+    transports: Vec<String>,
 
     /// Read what the other process offers on stdin, instead of offering
     #[arg(long)]
@@ -50,10 +55,78 @@ pub(crate) async fn peer(args: PeerArgs) -> Result<Exit, Fault> {
         arena_limit: ByteCount(64 << 20),
     })
     .await?;
-    let ended = if args.reads { read(&host).await } else { offer(&host) };
+    let mut opened = Vec::new();
+    for name in args.transports {
+        let way = Opened::open(&host, &name).await.map_err(|error| format!("{error:#}"));
+        opened.push((name, way));
+    }
+    let ended = if args.reads {
+        read(&opened).await
+    } else {
+        offer(&host, &opened)
+    };
     host.shutdown().await;
     ended?;
     Ok(Exit::Done)
+}
+
+type Opening = (String, Result<Opened, String>);
+
+/// A transport of this process.
+struct Opened {
+    transport: Arc<dyn Transport>,
+    /// What carries it, where that is not part of this program.
+    by: Option<String>,
+}
+
+impl Opened {
+    async fn open(host: &Arc<Host>, name: &str) -> anyhow::Result<Self> {
+        let network = || Network::start(host.clone(), NetworkOptions::default());
+        let mut by = None;
+        let transport: Arc<dyn Transport> = match name {
+            "shm" => host.shm(),
+            "cma" => host.cma().map_err(|error| anyhow::anyhow!("{}", error.why()))?,
+            "mooncake" => Mooncake::start(network().await?, MooncakeOptions::default()).await?,
+            "nixl" => {
+                let nixl = Nixl::start(&network().await?, NixlOptions::default()).await?;
+                let library = NixlLibrary::open(None)?;
+                by = Some(format!("NIXL {} of {}", library.version(), library.path().display()));
+                nixl
+            }
+            other => bail!("there is no transport {other}"),
+        };
+        Ok(Self { transport, by })
+    }
+
+    /// Registers the bytes, in the arena where the transport wants them there.
+    fn register(&self, host: &Host) -> anyhow::Result<Region> {
+        let memory: Memory = if self.transport.name() == "shm" {
+            let mut extent = host.arena().allocate(LEN)?;
+            extent.copy_from_slice(&pattern());
+            extent.freeze().into()
+        } else {
+            Borrowed::from(pattern()).into()
+        };
+        Ok(self.transport.register(memory, RegisterOptions::default())?)
+    }
+
+    /// Gets the region, mapped where that is possible and else copied, and compares it.
+    async fn take(&self, peer: &Peer, region: &RegionRef) -> anyhow::Result<()> {
+        let options = TransferOptions {
+            deadline: Some(PATIENCE),
+        };
+        let remote = self
+            .transport
+            .connect(peer, ConnectOptions { deadline: PATIENCE })
+            .await?;
+        let pinned = remote.pin(region, options.clone()).await?;
+        if self.transport.abilities().map {
+            return compare(&pinned.map().await?);
+        }
+        let target = Target::allocate(LEN)?;
+        pinned.pull(&[Record::contiguous(0, 0, LEN)], &target, options).await?;
+        compare(target.as_slice()?)
+    }
 }
 
 /// The bytes that go over, never the same in neighbouring pages.
@@ -61,37 +134,29 @@ fn pattern() -> Vec<u8> {
     (0..LEN).map(|at| (at % 251) as u8).collect()
 }
 
-/// Offers by every transport that starts, until stdin ends.
-fn offer(host: &Arc<Host>) -> anyhow::Result<()> {
-    let shm = host.shm();
-    let mut transports = vec![shm.address()];
+/// Offers by every transport that opened, until stdin ends.
+fn offer(host: &Arc<Host>, opened: &[Opening]) -> anyhow::Result<()> {
     let mut kept: Vec<Region> = Vec::new();
     let mut regions = Vec::new();
-    let mut offered = |transport: &str, registered: anyhow::Result<Region>| {
+    for (name, opened) in opened {
+        let registered = match opened {
+            Ok(opened) => opened.register(host).map_err(|error| format!("{error:#}")),
+            Err(why) => Err(why.clone()),
+        };
         let region = registered.map(|region| {
             let reference = region.reference();
             kept.push(region);
             reference
         });
-        regions.push(Offered {
-            transport: transport.to_owned(),
-            region: region.map_err(|error| format!("{error:#}")),
-        });
-    };
-    offered("shm", from_arena(host));
-    match host.cma() {
-        Ok(cma) => {
-            transports.push(cma.address());
-            let memory = Borrowed::from(pattern()).into();
-            offered("cma", registered(&*cma, memory));
-        }
-        Err(error) => offered("cma", Err(anyhow::anyhow!("{}", error.why()))),
+        let transport = name.clone();
+        regions.push(Offered { transport, region });
     }
+    let transports = opened.iter().filter_map(|(_, opened)| opened.as_ref().ok());
     let peer = Peer {
         incarnation: host.incarnation(),
         process: host.process(),
         socket: String::new(),
-        transports,
+        transports: transports.map(|opened| opened.transport.address()).collect(),
     };
     say(&Offer { peer, regions })?;
     // Blocks this thread alone: the host is served by the others.
@@ -99,67 +164,36 @@ fn offer(host: &Arc<Host>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn from_arena(host: &Arc<Host>) -> anyhow::Result<Region> {
-    let mut extent = host.arena().allocate(LEN)?;
-    extent.copy_from_slice(&pattern());
-    registered(&*host.shm(), extent.freeze().into())
-}
-
-fn registered(transport: &dyn Transport, memory: Memory) -> anyhow::Result<Region> {
-    Ok(transport.register(memory, RegisterOptions::default())?)
-}
-
-fn say(value: &impl Serialize) -> anyhow::Result<()> {
-    use std::io::Write;
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    let mut stdout = std::io::stdout().lock();
-    stdout.write_all(&line)?;
-    Ok(stdout.flush()?)
-}
-
 /// Reads what is offered, and says what came of it.
-async fn read(host: &Arc<Host>) -> anyhow::Result<()> {
+async fn read(opened: &[Opening]) -> anyhow::Result<()> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
     let offer: Offer = serde_json::from_str(&line).context("the offer cannot be read")?;
     let mut outcomes = Vec::new();
     for Offered { transport, region } in offer.regions {
-        let tried = match region {
-            Ok(region) => take(host, &offer.peer, &region).await,
-            Err(why) => Err(anyhow::anyhow!("{why}")),
+        let here = opened.iter().find(|(name, _)| *name == transport);
+        let here = here.map(|(_, opened)| opened.as_ref().map_err(String::as_str));
+        let tried = match (region, here) {
+            (Ok(region), Some(Ok(here))) => here.take(&offer.peer, &region).await,
+            (Err(why), _) => Err(anyhow::anyhow!("{why}")),
+            (_, Some(Err(why))) => Err(anyhow::anyhow!("{why}")),
+            (_, None) => Err(anyhow::anyhow!("only one of the processes tries it")),
         };
         outcomes.push(Outcome {
             transport,
+            by: here.and_then(|here| here.ok()?.by.clone()),
             error: tried.err().map(|error| format!("{error:#}")),
         });
     }
     say(&outcomes)
 }
 
-/// Gets the region, mapped by shm and copied by the others, and compares it.
-async fn take(host: &Arc<Host>, peer: &Peer, region: &RegionRef) -> anyhow::Result<()> {
-    let maps = region.transport == "shm";
-    let transport = if maps { host.shm() } else { host.cma()? };
-    let options = TransferOptions {
-        deadline: Some(PATIENCE),
-    };
-    let remote = transport.connect(peer, ConnectOptions { deadline: PATIENCE }).await?;
-    let pinned = remote.pin(region, options.clone()).await?;
-    if maps {
-        return compare(&pinned.map().await?);
-    }
-    let target = Target::allocate(LEN)?;
-    let whole = Record {
-        src_offset: 0,
-        dst_offset: 0,
-        width: LEN,
-        rows: 1,
-        src_pitch: LEN,
-        dst_pitch: LEN,
-    };
-    pinned.pull(&[whole], &target, options).await?;
-    compare(target.as_slice()?)
+fn say(value: &impl Serialize) -> anyhow::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(&line)?;
+    Ok(stdout.flush()?)
 }
 
 fn compare(bytes: &[u8]) -> anyhow::Result<()> {
