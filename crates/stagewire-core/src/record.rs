@@ -60,9 +60,9 @@ impl Record {
         }
     }
 
-    /// Bytes that the record moves.
+    /// Bytes that the record moves; `u64::MAX` where they are more, which [`Record::check`] refuses.
     pub const fn nbytes(&self) -> u64 {
-        self.width * self.rows
+        self.width.saturating_mul(self.rows)
     }
 
     /// Proves that the record stays inside a source of `src_len` and a destination of `dst_len` bytes,
@@ -118,5 +118,20 @@ impl Record {
                 record.dst_offset + row * record.dst_pitch,
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_record_that_nobody_checked() {
+        let record = Record {
+            rows: 3,
+            ..Record::contiguous(0, 0, u64::MAX / 2)
+        };
+        assert_eq!(record.nbytes(), u64::MAX);
+        assert_eq!(record.check(10, 10), Err(RecordError::Overflow { record }));
     }
 }

@@ -109,6 +109,5 @@ impl fmt::Display for Operation {
 
 /// Bytes of a batch, also of one that is refused for overflowing.
 fn bytes(records: &[Record]) -> u64 {
-    let bytes = records.iter().map(|record| record.width.saturating_mul(record.rows));
-    bytes.fold(0, u64::saturating_add)
+    records.iter().map(Record::nbytes).fold(0, u64::saturating_add)
 }

@@ -50,7 +50,7 @@ async fn cma_conforms() {
 fn shm_moves_what_the_oracle_says() {
     let (_parent, dir) = support::run_dir();
     let transport = "shm";
-    oracle::agrees(&support::runtime(), &OneHost { dir, transport });
+    oracle::agrees(&support::runtime(), &OneHost { dir, transport }, oracle::CASES);
 }
 
 #[test]
@@ -59,6 +59,6 @@ fn cma_moves_what_the_oracle_says() {
     let runtime = support::runtime();
     if runtime.block_on(support::cma_works(&dir)) {
         let transport = "cma";
-        oracle::agrees(&runtime, &OneHost { dir, transport });
+        oracle::agrees(&runtime, &OneHost { dir, transport }, oracle::CASES);
     }
 }

@@ -48,7 +48,7 @@ fn the_oracle_notices_one_changed_bit() {
     let runtime = support::runtime();
     let one_in = NonZeroU64::new(10).expect("not 0");
     let plan = FaultPlan::new().seeded(1, one_in, vec![Mishap::Corrupt { byte: 5 }]);
-    oracle::agrees(&runtime, &Decorated { dir, plan });
+    oracle::agrees(&runtime, &Decorated { dir, plan }, oracle::CASES);
 }
 
 /// Large enough that the copies go to other threads.

@@ -15,7 +15,7 @@ use stagewire_transfer::{
 };
 use uuid::Uuid;
 
-use crate::support;
+use crate::{oracle, support};
 
 /// Names the library to a child.
 pub(crate) const LIBRARY: &str = "STAGEWIRE_NIXL_LIBRARY";
@@ -114,4 +114,13 @@ async fn nixl_conforms() {
     }
     let (_parent, dir) = support::run_dir();
     assert_conforms(&TwoAgents { dir }).await;
+}
+
+#[test]
+fn nixl_moves_what_the_oracle_says() {
+    if is_here() {
+        let (_parent, dir) = support::run_dir();
+        // Each registers memory with UCX and has the peer load it, which takes some milliseconds.
+        oracle::agrees(&support::runtime(), &TwoAgents { dir }, 20);
+    }
 }

@@ -13,8 +13,8 @@ use stagewire_transfer::{
 };
 use tokio::runtime::Runtime;
 
-/// Batches of each direction.
-const CASES: u32 = 128;
+/// Batches of each direction, where one costs little.
+pub(crate) const CASES: u32 = 128;
 
 /// A batch for a source and a destination of these lengths.
 #[derive(Clone)]
@@ -257,11 +257,11 @@ fn runs(expected: &[Option<u8>]) -> Vec<std::ops::Range<usize>> {
     .collect()
 }
 
-/// Runs many batches over a backend: pulls, and pushes where it can push.
+/// Runs so many batches over a backend: pulls, and pushes where it can push.
 ///
 /// # Panics
 /// Where the backend and the oracle disagree, with the smallest batch that shows it.
-pub(crate) fn agrees(runtime: &Runtime, backend: &dyn Backend) {
+pub(crate) fn agrees(runtime: &Runtime, backend: &dyn Backend, cases: u32) {
     let (owner, reader) = runtime.block_on(async {
         let owner = backend.side().await.expect("a side");
         (owner, backend.side().await.expect("a side"))
@@ -270,7 +270,7 @@ pub(crate) fn agrees(runtime: &Runtime, backend: &dyn Backend) {
     let remote = runtime.block_on(connected).expect("connected");
     let check = |direction: &str, test: &dyn Fn(Batch) -> Result<(), TestCaseError>| {
         let mut runner = TestRunner::new(Config {
-            cases: CASES,
+            cases,
             failure_persistence: None,
             ..Config::default()
         });
