@@ -65,6 +65,14 @@ mod tests {
     use crate::nixl::agent::Space;
     use crate::wire::{self, MAX_FRAME};
 
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail_but_never_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+            let _ = wire::decode::<Question>(&bytes);
+            let _ = wire::decode::<Answer>(&bytes);
+        }
+    }
+
     #[test]
     fn the_longest_messages_fit_into_a_frame() {
         // What a frame has besides the message.
