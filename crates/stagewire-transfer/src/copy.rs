@@ -12,8 +12,8 @@ use std::thread;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-pub use plan::MAX_ROWS;
 pub(crate) use plain::copy_plain;
+pub use plan::MAX_ROWS;
 pub(crate) use plan::{Piece, Plan, Shape};
 pub(crate) use streaming::copy_streaming;
 

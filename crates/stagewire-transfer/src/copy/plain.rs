@@ -40,7 +40,10 @@ mod tests {
             let mut found = vec![0; len + 2];
             // SAFETY: both ranges are inside their vectors.
             unsafe { copy_plain(source[1..].as_ptr(), found[1..].as_mut_ptr(), len) };
-            assert!(found[1..=len] == source[1..=len] && found[0] == 0 && found[len + 1] == 0, "{len}");
+            assert!(
+                found[1..=len] == source[1..=len] && found[0] == 0 && found[len + 1] == 0,
+                "{len}"
+            );
         }
     }
 }

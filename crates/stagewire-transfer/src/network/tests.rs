@@ -1,5 +1,8 @@
 //! The control plane over TCP, with two hosts in one process and transports that only these tests have.
 
+mod deaths;
+mod strangers;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
