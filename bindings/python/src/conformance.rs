@@ -2,10 +2,14 @@
 
 use async_trait::async_trait;
 use pyo3::prelude::*;
-use stagewire_transfer::conformance::{Backend, Side, Violation, run};
+use stagewire_core::ByteCount;
+use stagewire_transfer::conformance::{Backend, Outcome, Side, Violation, run};
 
 use crate::engine::EngineTransport;
 use crate::runtime::wait;
+
+/// What the suite lets be in flight, so that it is soon full.
+const IN_FLIGHT: ByteCount = ByteCount(4 << 20);
 
 /// Sides made by a Python function.
 struct Made {
@@ -19,22 +23,30 @@ impl Backend for Made {
         let made = tokio::task::spawn_blocking(move || {
             Python::attach(|py| {
                 let side = make.bind(py).call0()?;
-                let side = side.cast::<EngineTransport>()?.get().side();
+                let side = side.cast::<EngineTransport>()?.get().side(IN_FLIGHT);
                 Ok::<_, PyErr>(side)
             })
         });
         let side = made.await.map_err(|error| Violation(error.to_string()))?;
         side.map_err(|error| Violation(format!("a side cannot be made: {error}")))
     }
+
+    fn in_flight_limit(&self) -> Option<ByteCount> {
+        Some(IN_FLIGHT)
+    }
 }
 
-/// Runs all checks, each with two sides that `make` makes. Gives, of each, the name, and what is wrong or `None`.
+/// Runs all checks, each with two sides that `make` makes. Gives, of each, the name, what is wrong or `None`, and why it
+/// does not apply or `None`.
 #[pyfunction]
-pub(crate) fn run_conformance(py: Python<'_>, make: Py<PyAny>) -> PyResult<Vec<(&'static str, Option<String>)>> {
+pub(crate) fn run_conformance(py: Python<'_>, make: Py<PyAny>) -> PyResult<Vec<Found>> {
     let backend = Made { make };
     let outcomes = wait(py, run(&backend))?;
-    let outcome = outcomes
-        .into_iter()
-        .map(|outcome| (outcome.check, outcome.result.err().map(|violation| violation.0)));
-    Ok(outcome.collect())
+    let found = |outcome: Outcome| {
+        let problem = outcome.result.err().map(|violation| violation.0);
+        (outcome.check, problem, outcome.skipped)
+    };
+    Ok(outcomes.into_iter().map(found).collect())
 }
+
+type Found = (&'static str, Option<String>, Option<&'static str>);

@@ -171,8 +171,9 @@ impl EngineTransport {
 }
 
 impl EngineTransport {
-    /// This process as a side of the conformance suite.
-    pub(crate) fn side(&self) -> Side {
+    /// This process as a side of the conformance suite, which lets so much be in flight.
+    pub(crate) fn side(&self, in_flight: ByteCount) -> Side {
+        self.network.host().limit_in_flight(in_flight);
         let (host, keep) = (self.network.host().clone(), self.network.clone());
         Side {
             transport: self.transport.clone(),

@@ -5,7 +5,7 @@ from stagewire.conformance import run
 from stagewire.mooncake import EngineTransport
 
 for outcome in run(EngineTransport):
-    print(outcome.check, outcome.problem or "ok")
+    print(outcome.check, outcome.problem or outcome.skipped or "ok")
 ```
 
 Each check moves bytes between two sides in one process and compares every one of them. What needs real processes, such
@@ -35,10 +35,12 @@ class Outcome:
     Attributes:
         check: Its name.
         problem: What is wrong, or None.
+        skipped: Why it was not run, where it does not apply to the transport, or None.
     """
 
     check: str
     problem: str | None
+    skipped: str | None
 
 
 def run(make: Callable[[], EngineTransport]) -> list[Outcome]:
@@ -47,4 +49,4 @@ def run(make: Callable[[], EngineTransport]) -> list[Outcome]:
     def side() -> _native.EngineTransport:
         return make()._native
 
-    return [Outcome(check, problem) for check, problem in _native.run_conformance(side)]
+    return [Outcome(*found) for found in _native.run_conformance(side)]

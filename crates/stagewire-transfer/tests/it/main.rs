@@ -6,6 +6,7 @@ mod conformance;
 mod corpus;
 mod decorate;
 mod directory;
+mod engine;
 mod hand_over;
 mod mooncake;
 mod mooncake_child;

@@ -1,0 +1,156 @@
+//! `mooncake-engine` over an engine that copies inside this process. What the wheel's own does, the tests of the Python
+//! package try.
+#![expect(unsafe_code, reason = "an engine moves bytes between addresses")]
+
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use stagewire_core::{ByteCount, Classify, Device, ErrorClass, Peer};
+use stagewire_transfer::conformance::{Backend, Side, Violation, assert_conforms};
+use stagewire_transfer::{
+    Borrowed, Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions, EngineSlice,
+    EngineStatus, EngineTransport, Host, Network, NetworkOptions, StartError, Transport,
+};
+
+use crate::support;
+
+const IN_FLIGHT: ByteCount = ByteCount(4 << 20);
+
+/// Copies when it is asked how far it is, at the second look.
+#[derive(Debug, Default)]
+struct Local {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    registered: HashMap<u64, u64>,
+    pending: HashMap<u64, (EngineOperation, Vec<EngineSlice>, bool)>,
+    next: u64,
+}
+
+impl Local {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under the lock")
+    }
+}
+
+impl Engine for Local {
+    fn segment(&self) -> String {
+        "local".to_owned()
+    }
+
+    fn registers_local(&self) -> bool {
+        true
+    }
+
+    fn register(&self, memory: EngineMemory) -> Result<(), EngineError> {
+        let refused = |problem: &str| EngineError {
+            call: "register",
+            problem: problem.to_owned(),
+        };
+        if memory.device != Device::Cpu {
+            return Err(refused("it has no such device"));
+        }
+        match self.lock().registered.insert(memory.address, memory.len) {
+            None => Ok(()),
+            Some(_) => Err(refused("registered twice")),
+        }
+    }
+
+    fn unregister(&self, address: u64) -> Result<(), EngineError> {
+        self.lock().registered.remove(&address).expect("it was registered");
+        Ok(())
+    }
+
+    fn submit(
+        &self,
+        segment: &str,
+        operation: EngineOperation,
+        slices: &[EngineSlice],
+    ) -> Result<EngineBatch, EngineError> {
+        assert_eq!(segment, "local");
+        let mut state = self.lock();
+        state.next += 1;
+        let number = state.next;
+        state.pending.insert(number, (operation, slices.to_vec(), false));
+        Ok(EngineBatch(NonZeroU64::new(number).expect("counted from 1")))
+    }
+
+    fn status(&self, batch: EngineBatch) -> EngineStatus {
+        let mut state = self.lock();
+        let (operation, slices, looked) = state.pending.get_mut(&batch.0.get()).expect("it is not over");
+        if !std::mem::replace(looked, true) {
+            return EngineStatus::Pending;
+        }
+        for EngineSlice { local, remote, len } in slices.iter().copied() {
+            let (from, to) = match operation {
+                EngineOperation::Read => (remote, local),
+                EngineOperation::Write => (local, remote),
+            };
+            let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
+            // SAFETY: the transport keeps both in place until this batch is over, and nobody else writes there.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, len as usize) };
+        }
+        state.pending.remove(&batch.0.get());
+        EngineStatus::Done
+    }
+}
+
+struct InProcess(PathBuf);
+
+async fn network(dir: &PathBuf) -> (Arc<Host>, Arc<Network>) {
+    let host = support::start(dir).await;
+    host.limit_in_flight(IN_FLIGHT);
+    let network = Network::start(host.clone(), NetworkOptions::default()).await;
+    (host, network.expect("it listens"))
+}
+
+#[async_trait]
+impl Backend for InProcess {
+    async fn side(&self) -> Result<Side, Violation> {
+        let (host, network) = network(&self.0).await;
+        let transport = EngineTransport::new(&network, Arc::new(Local::default()), EngineOptions::default());
+        let transport = transport.map_err(|error| Violation(error.to_string()))?;
+        Ok(Side {
+            peer: Peer {
+                incarnation: host.incarnation(),
+                process: host.process(),
+                socket: String::new(),
+                transports: vec![transport.address()],
+            },
+            transport,
+            memory: Arc::new(|bytes| Borrowed::from(bytes.to_vec()).into()),
+            regions: Arc::new(move || host.stats().regions),
+            keep: network,
+        })
+    }
+
+    fn in_flight_limit(&self) -> Option<ByteCount> {
+        Some(IN_FLIGHT)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transport_over_any_engine_conforms() {
+    let (_parent, dir) = support::run_dir();
+    assert_conforms(&InProcess(dir)).await;
+}
+
+#[tokio::test]
+async fn a_network_has_one_such_transport() {
+    let (_parent, dir) = support::run_dir();
+    let (_host, network) = network(&dir).await;
+    let engine = || Arc::new(Local::default());
+    let _first = EngineTransport::new(&network, engine(), EngineOptions::default()).expect("the first");
+    let refused = EngineTransport::new(&network, engine(), EngineOptions::default()).expect_err("the second");
+    assert!(matches!(refused, StartError::AlreadyRunning { .. }));
+    assert_eq!(
+        (refused.class(), refused.reason()),
+        (ErrorClass::Conflict, "network.already_running")
+    );
+}
