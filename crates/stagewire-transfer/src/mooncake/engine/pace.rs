@@ -12,7 +12,7 @@ const LONGEST: Duration = Duration::from_millis(100);
 const PATIENCE: u32 = 16;
 
 /// Close to the forecast, a pause is this part of it.
-const PRECISION: u32 = 128;
+const PRECISION: u32 = 64;
 
 /// Batches of fewer bytes tell little about the speed.
 const TELLING: u64 = 256 << 10;
@@ -82,7 +82,7 @@ mod tests {
         pace.ended(after(64), start, 16 * MIB);
         pace.happened(start);
         assert_eq!(pace.pause(after(8), 16 * MIB), Duration::from_millis(40));
-        assert_eq!(pace.pause(after(60), 16 * MIB), Duration::from_micros(500));
+        assert_eq!(pace.pause(after(60), 16 * MIB), Duration::from_millis(1));
         assert_eq!(pace.pause(after(960), 16 * MIB), Duration::from_millis(60));
         assert_eq!(pace.pause(after(100_000), 16 * MIB), LONGEST);
         assert_eq!(pace.pause(start, 1), SHORTEST, "small ones are not forecast");

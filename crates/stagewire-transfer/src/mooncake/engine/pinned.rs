@@ -1,9 +1,11 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{Device, Record};
+use tokio::time::timeout;
 
 use super::flight::{Failure, Rebuilt};
 use super::lane::Lane;
@@ -22,6 +24,9 @@ const SHAPE: Shape = Shape {
     large_from: u64::MAX,
     max_pieces: usize::MAX,
 };
+
+/// How long a peer has to show that it lives after an engine failed, so that the error says what it is.
+const DEATH_AFTER_FAILURE: Duration = Duration::from_millis(500);
 
 /// What stays in place until no slice of a transfer is under way: the memory here, and the pin over there.
 pub(super) struct Hold {
@@ -65,9 +70,17 @@ impl EnginePinned {
             _grip: self.grip.clone(),
         };
         let moved = self.lane.run(operation, slices, local, hold).await;
-        let hold = moved.map_err(|failure| self.failed(failure))?;
-        self.grip.confirm().await?;
-        Ok(hold.here)
+        match moved {
+            Ok(hold) => {
+                self.grip.confirm().await?;
+                Ok(hold.here)
+            }
+            // Where the peer died, the engine may know it first. One that answers lives.
+            Err(failure) => match timeout(DEATH_AFTER_FAILURE, self.grip.confirm()).await {
+                Ok(Err(lost)) => Err(lost),
+                _ => Err(self.failed(failure)),
+            },
+        }
     }
 
     fn failed(&self, failure: Failure) -> TransferError {
