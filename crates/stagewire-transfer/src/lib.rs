@@ -118,6 +118,7 @@ mod shm;
 mod sync;
 mod table;
 mod target;
+mod tcp;
 mod transport;
 mod wire;
 
@@ -140,6 +141,7 @@ pub use nixl::{Nixl, NixlLibrary, NixlOptions, NixlVersion};
 pub use process::{ProcessWatch, this_process};
 pub use region::Region;
 pub use target::Target;
+pub use tcp::TcpOptions;
 pub use transport::{
     Abilities, ConnectOptions, Pinned, RegisterOptions, Remote, TransferOptions, TransferStats, Transport, empty_region,
 };

@@ -26,8 +26,9 @@ pub use token::Secret;
 use crate::host::stopped;
 use crate::link::{Link, Links, Route};
 use crate::process::host_id;
+use crate::tcp::{self, Service, Tcp};
 use crate::wire::{self, Kind, NetworkAddress};
-use crate::{ConnectError, ConnectOptions, Host, StartError};
+use crate::{ConnectError, ConnectOptions, Host, StartError, TcpOptions, Transport};
 use listen::Listening;
 use token::Key;
 
@@ -40,6 +41,8 @@ pub struct NetworkOptions {
     pub advertise: Option<IpAddr>,
     /// What peers must know. Required where `bind` is not a loopback address, where anybody could connect.
     pub token: Option<Secret>,
+    /// How `tcp` moves bytes.
+    pub tcp: TcpOptions,
 }
 
 impl Default for NetworkOptions {
@@ -49,6 +52,7 @@ impl Default for NetworkOptions {
             bind: SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0),
             advertise: None,
             token: None,
+            tcp: TcpOptions::default(),
         }
     }
 }
@@ -64,6 +68,7 @@ pub struct Network {
     address: NetworkAddress,
     key: Option<Key>,
     links: Arc<Links>,
+    tcp: Arc<Service>,
     stop: Arc<watch::Sender<bool>>,
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
@@ -77,13 +82,19 @@ impl Network {
     /// # Cancel safety
     /// Nothing is left behind by a dropped future.
     pub async fn start(host: Arc<Host>, options: NetworkOptions) -> Result<Arc<Self>, StartError> {
-        let NetworkOptions { bind, advertise, token } = options;
+        let NetworkOptions {
+            bind,
+            advertise,
+            token,
+            tcp,
+        } = options;
         if token.is_none() && !bind.ip().is_loopback() {
             return Err(StartError::TokenMissing { bind });
         }
         if advertise.is_none() && bind.ip().is_unspecified() {
             return Err(StartError::AdvertiseMissing { bind });
         }
+        tcp.check_congestion()?;
         let failed = |what| {
             move |error| StartError::Network {
                 what,
@@ -123,6 +134,7 @@ impl Network {
             address,
             key,
             links,
+            tcp: Arc::new(Service::new(tcp)),
             stop,
             accepting: Mutex::new(Some(accepting)),
         }))
@@ -136,6 +148,14 @@ impl Network {
     /// The host whose memory it serves.
     pub fn host(&self) -> &Arc<Host> {
         &self.host
+    }
+
+    /// Peers on any host pull from this host's memory, and push into it where it lets them. Serves data connections from
+    /// the first call on.
+    pub fn tcp(self: &Arc<Self>) -> Arc<dyn Transport> {
+        // Where they are served already, that goes on.
+        self.set_lanes(Arc::new(tcp::Server(self.tcp.clone())));
+        Arc::new(Tcp::new(self.clone(), self.tcp.clone()))
     }
 
     /// Listens no more and ends the connections: peers see them closed, and their transfers end with an error.

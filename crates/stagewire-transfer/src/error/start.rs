@@ -29,6 +29,16 @@ pub enum StartError {
         #[source]
         error: io::Error,
     },
+    #[error(
+        "TCP congestion control {wanted:?} cannot be used ({error}); this host allows {allowed}, and {default:?} is its \
+         default"
+    )]
+    Congestion {
+        wanted: String,
+        allowed: String,
+        default: String,
+        error: io::Error,
+    },
     #[error("cannot {what} {address}")]
     Network {
         what: &'static str,
@@ -48,7 +58,7 @@ pub enum StartError {
 impl Classify for StartError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::PathTooLong { .. } | Self::AdvertiseMissing { .. } => ErrorClass::Invalid,
+            Self::PathTooLong { .. } | Self::AdvertiseMissing { .. } | Self::Congestion { .. } => ErrorClass::Invalid,
             Self::TokenMissing { .. } => ErrorClass::Unauthenticated,
             Self::Insecure { .. } => ErrorClass::Denied,
             Self::InUse { .. } | Self::AlreadyRunning { .. } => ErrorClass::Conflict,
@@ -66,6 +76,7 @@ impl Classify for StartError {
             Self::AdvertiseMissing { .. } => "network.advertise_missing",
             Self::AlreadyRunning { .. } => "network.already_running",
             Self::Thread { .. } => "network.thread",
+            Self::Congestion { .. } => "network.congestion",
             Self::Network { .. } => "network.io",
             Self::Io { .. } => "socket.io",
         }

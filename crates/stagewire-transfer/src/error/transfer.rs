@@ -76,6 +76,8 @@ pub enum TransferError {
         expected: u64,
         found: u64,
     },
+    #[error("bytes from {at} on of a push into region {region} of peer {peer} arrived changed; nothing was written")]
+    Corrupt { peer: Incarnation, region: u64, at: u64 },
     #[error(
         "{transport} moves host memory only, this is on {device}; nixl and mooncake-engine reach devices, or copy it to the host"
     )]
@@ -144,7 +146,7 @@ impl Classify for TransferError {
                 ErrorClass::Invalid
             }
             Self::Record { error, .. } => error.class(),
-            Self::Digest { .. } => ErrorClass::Corrupt,
+            Self::Digest { .. } | Self::Corrupt { .. } => ErrorClass::Corrupt,
             Self::Target(error) => error.class(),
             Self::Unreadable { .. } => ErrorClass::Internal,
             Self::Unsupported { .. } | Self::Device { .. } => ErrorClass::Unsupported,
@@ -164,7 +166,7 @@ impl Classify for TransferError {
             Self::Record { error, .. } => error.reason(),
             Self::ReadOnly { .. } => "transfer.read_only",
             Self::InDoubt { .. } => "transfer.in_doubt",
-            Self::Digest { .. } => "transfer.digest",
+            Self::Digest { .. } | Self::Corrupt { .. } => "transfer.digest",
             Self::Device { .. } => "transfer.device",
             Self::Backend { .. } => "transfer.backend",
             Self::EngineStuck { .. } => "transfer.engine_stuck",
@@ -191,6 +193,7 @@ impl Classify for TransferError {
             | Self::ReadOnly { peer, region }
             | Self::InDoubt { peer, region, .. }
             | Self::Digest { peer, region, .. }
+            | Self::Corrupt { peer, region, .. }
             | Self::Backend { peer, region, .. }
             | Self::Io { peer, region, .. } => (peer, Some(region)),
             _ => return BTreeMap::new(),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -12,6 +13,7 @@ use super::token::Key;
 use crate::ConnectError;
 use crate::link::{Opened, greeting};
 use crate::process::ProcessWatch;
+use crate::tcp::LanePool;
 use crate::wire::{self, Challenge, Channel, Hello, MAX_FRAME, Role, Stream};
 
 /// Silence after which the kernel asks whether the other host is still there, how often it asks, and how many answers
@@ -40,6 +42,8 @@ pub(crate) struct Lanes {
     host: String,
     key: Option<Key>,
     session: u128,
+    /// Those that are open.
+    pool: OnceLock<LanePool>,
 }
 
 impl Dial {
@@ -73,6 +77,7 @@ impl Dial {
             host: self.host.clone(),
             key: self.key.clone(),
             session: 0,
+            pool: OnceLock::new(),
         };
         let (stream, welcomed) = lanes.greet(Role::Control).await?;
         lanes.session = welcomed.session;
@@ -94,6 +99,16 @@ impl Dial {
 }
 
 impl Lanes {
+    /// The peer's address, as it was reached.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The lanes that are open, at most so many.
+    pub(crate) fn pool(&self, lanes: usize) -> &LanePool {
+        self.pool.get_or_init(|| LanePool::new(lanes))
+    }
+
     /// Opens a data connection that the peer hands to its [`LaneServer`](super::LaneServer), with all pins of this
     /// session. It carries nothing yet.
     ///

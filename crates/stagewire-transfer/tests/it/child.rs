@@ -10,18 +10,22 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stagewire_core::{Peer, RegionRef};
-use stagewire_transfer::{ConnectOptions, HostStats, Pinned, RegisterOptions, TransferOptions};
+use stagewire_core::{ByteCount, Classify, Peer, Record, RegionRef};
+use stagewire_transfer::{
+    ConnectOptions, HostStats, NetworkOptions, Pinned, RegisterOptions, Target, TransferOptions, Writable,
+};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::support;
+use crate::support::{self, Node};
 
 const ROLE: &str = "STAGEWIRE_TEST_ROLE";
 const DIR: &str = "STAGEWIRE_TEST_DIR";
 const TRANSPORT: &str = "STAGEWIRE_TEST_TRANSPORT";
 const ARGUMENT: &str = "STAGEWIRE_TEST_ARGUMENT";
+const PORT: &str = "STAGEWIRE_TEST_PORT";
+const RATE: &str = "STAGEWIRE_TEST_RATE";
 
 /// Marks a line of a child that is meant for its parent.
 const MARK: &str = "@@";
@@ -45,6 +49,37 @@ impl Child {
         (child, offer)
     }
 
+    /// A producer that listens at this port (0: any), and sends so many bytes per second over `tcp`.
+    pub(crate) async fn slow_producer(dir: &Path, port: u16, rate: Option<u64>, len: usize) -> (Self, Offer) {
+        let rate = rate.map_or(String::new(), |rate| rate.to_string());
+        let extra = [(PORT, port.to_string()), (RATE, rate)];
+        let mut child = Self::spawn_with("producer", dir, "tcp", &len.to_string(), extra);
+        let offer = child.receive().await;
+        (child, offer)
+    }
+
+    /// A process with one region of zeros that may be pushed into over `tcp`.
+    pub(crate) async fn sink(dir: &Path, len: usize) -> (Self, Offer) {
+        let mut child = Self::spawn("sink", dir, "tcp", &len.to_string());
+        let offer = child.receive().await;
+        (child, offer)
+    }
+
+    /// Has a sink release its region, and tells what is in it once nobody can write there any more, as
+    /// [`support::fingerprint`].
+    pub(crate) async fn pushed(&mut self) -> u64 {
+        self.stdin.write_all(b"pushed\n").await.expect("it listens");
+        self.receive().await
+    }
+
+    /// Has a reader over `tcp` pull everything with this deadline; tells the reason of its error, if any, and the
+    /// milliseconds of CPU that its process took meanwhile.
+    pub(crate) async fn pull_within(&mut self, deadline: Duration) -> (Option<String>, u64) {
+        let line = format!("pull {}\n", deadline.as_millis());
+        self.stdin.write_all(line.as_bytes()).await.expect("it listens");
+        self.receive().await
+    }
+
     /// A reader that holds a pin, and a mapping where the transport has them.
     pub(crate) async fn reader(dir: &Path, transport: &str, offer: &Offer) -> Self {
         let mut child = Self::spawn("reader", dir, transport, &to_hex(offer));
@@ -53,12 +88,23 @@ impl Child {
     }
 
     fn spawn(role: &str, dir: &Path, transport: &str, argument: &str) -> Self {
+        Self::spawn_with(role, dir, transport, argument, [])
+    }
+
+    fn spawn_with<const N: usize>(
+        role: &str,
+        dir: &Path,
+        transport: &str,
+        argument: &str,
+        extra: [(&str, String); N],
+    ) -> Self {
         let mut process = Command::new(env::current_exe().expect("this binary"))
             .args(["--exact", "child::entry", "--nocapture"])
             .env(ROLE, role)
             .env(DIR, dir)
             .env(TRANSPORT, transport)
             .env(ARGUMENT, argument)
+            .envs(extra)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -189,6 +235,7 @@ fn entry() {
         match role.as_str() {
             "producer" => produce().await,
             "reader" => read().await,
+            "sink" => sink().await,
             other => panic!("no role {other}"),
         }
     });
@@ -207,16 +254,22 @@ fn say<T: Serialize>(value: &T) {
 
 async fn produce() {
     let (dir, transport) = (argument(DIR), argument(TRANSPORT));
-    let host = support::start(dir.as_ref()).await;
+    let mut options = NetworkOptions::default();
+    let number = |name| env::var(name).ok()?.parse::<u64>().ok();
+    options
+        .bind
+        .set_port(number(PORT).map_or(0, |port| port.try_into().expect("a port")));
+    options.tcp.send_rate = number(RATE).map(ByteCount);
+    let host = Node::start_with(dir.as_ref(), options).await;
     let bytes = support::bulk(argument(ARGUMENT).parse().expect("a length"));
     let memory = support::memory(&host, &transport, &bytes);
-    let register = support::transport(&host, &transport).register(memory, RegisterOptions::default());
+    let register = host.transport(&transport).register(memory, RegisterOptions::default());
     let mut region = Some(register.expect("registered"));
     let reference = region
         .as_ref()
         .map(stagewire_transfer::Region::reference)
         .expect("just registered");
-    say(&(support::peer(&host), reference));
+    say(&(host.peer(), reference));
     tokio::task::spawn_blocking(move || {
         for line in io::stdin().lock().lines() {
             match line.expect("text").as_str() {
@@ -266,8 +319,8 @@ fn fork() {
 async fn read() {
     let (dir, transport) = (argument(DIR), argument(TRANSPORT));
     let (peer, region): Offer = from_hex(&argument(ARGUMENT));
-    let host = support::start(dir.as_ref()).await;
-    let transport = support::transport(&host, &transport);
+    let host = Node::start(dir.as_ref()).await;
+    let transport = host.transport(&transport);
     let remote = transport
         .connect(&peer, ConnectOptions::default())
         .await
@@ -275,16 +328,72 @@ async fn read() {
     let pinned: Box<dyn Pinned> = remote.pin(&region, TransferOptions::default()).await.expect("pinned");
     let mapping = pinned.map().await;
     assert_eq!(mapping.is_ok(), transport.abilities().map);
-    say(&());
-    tokio::task::spawn_blocking(|| {
+    let (commands, mut pulls) = tokio::sync::mpsc::unbounded_channel();
+    let listening = tokio::task::spawn_blocking(move || {
         for line in io::stdin().lock().lines() {
-            match line.expect("text").as_str() {
-                "fork" => fork(),
-                other => panic!("no command {other}"),
+            match line.expect("text").as_str().split_once(' ') {
+                None => fork(),
+                Some((_, millis)) => {
+                    let deadline = Duration::from_millis(millis.parse().expect("milliseconds"));
+                    commands.send(deadline).expect("somebody pulls");
+                }
             }
         }
+    });
+    say(&());
+    while let Some(deadline) = pulls.recv().await {
+        say(&pull(&*pinned, deadline).await);
+    }
+    listening.await.expect("no panic");
+    drop(mapping);
+}
+
+/// Reason of the error, and milliseconds of CPU.
+async fn pull(pinned: &dyn Pinned, deadline: Duration) -> (Option<String>, u64) {
+    let target = Target::allocate(pinned.len()).expect("memory");
+    let options = TransferOptions {
+        deadline: Some(deadline),
+    };
+    let before = cpu_time();
+    let whole = [Record::contiguous(0, 0, pinned.len())];
+    let pulled = pinned.pull(&whole, &target, options).await;
+    let took = cpu_time() - before;
+    (
+        pulled.err().map(|error| error.reason().to_owned()),
+        took.as_millis() as u64,
+    )
+}
+
+/// CPU that this process took so far, in all its threads.
+fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+async fn sink() {
+    let dir = argument(DIR);
+    let host = Node::start(dir.as_ref()).await;
+    let len = argument(ARGUMENT).parse().expect("a length");
+    let mut memory = Writable::allocate(len).expect("memory");
+    let registered = host
+        .transport("tcp")
+        .register(memory.clone().into(), RegisterOptions::default());
+    let mut region = Some(registered.expect("registered"));
+    let reference = region.as_ref().expect("just registered").reference();
+    say(&(host.peer(), reference));
+    tokio::task::spawn_blocking(move || {
+        for line in io::stdin().lock().lines() {
+            assert_eq!(line.expect("text"), "pushed");
+            region = None;
+            let limit = std::time::Instant::now() + Duration::from_secs(10);
+            while memory.bytes().is_none() {
+                assert!(std::time::Instant::now() < limit, "somebody still holds the memory");
+                std::thread::yield_now();
+            }
+            say(&support::fingerprint(memory.bytes().expect("just seen")));
+        }
+        drop((region, host));
     })
     .await
     .expect("no panic");
-    drop(mapping);
 }

@@ -19,3 +19,4 @@ mod oracle;
 mod process_death;
 mod stopped;
 mod support;
+mod tcp;

@@ -9,7 +9,7 @@ use stagewire_transfer::{
 use tokio::time::timeout;
 
 use crate::child::Child;
-use crate::support::{self, cma_works, run_dir, start, transport, until};
+use crate::support::{self, Node, cma_works, run_dir, until};
 
 const LEN: usize = 24 << 20;
 const ROUNDS: usize = 10;
@@ -48,9 +48,10 @@ async fn producer_dies_during_pulls(name: &str) {
     }
     let expected = support::bulk(LEN);
     for round in 0..ROUNDS {
-        let reader = start(&dir).await;
+        let reader = Node::start(&dir).await;
         let (mut child, (peer, region)) = Child::producer(&dir, name, LEN).await;
-        let remote = transport(&reader, name)
+        let remote = reader
+            .transport(name)
             .connect(&peer, ConnectOptions::default())
             .await
             .expect("connected");
@@ -78,7 +79,7 @@ async fn producer_dies_during_pulls(name: &str) {
         is_lost(&error);
         after_death(&reader, &*remote, pinned).await;
         child.gone().await;
-        let connect = transport(&reader, name).connect(&peer, ConnectOptions::default()).await;
+        let connect = reader.transport(name).connect(&peer, ConnectOptions::default()).await;
         is_lost(&connect.expect_err("nobody is there"));
         assert_eq!(sweep(&dir).expect("readable").len(), 1);
         reader.shutdown().await;
@@ -116,7 +117,7 @@ async fn cma_producer_dies_during_pulls() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mapping_outlives_its_producer() {
     let (_parent, dir) = run_dir();
-    let reader = start(&dir).await;
+    let reader = Node::start(&dir).await;
     let (mut child, (peer, region)) = Child::producer(&dir, "shm", LEN).await;
     let remote = reader
         .shm()
@@ -138,7 +139,7 @@ async fn a_mapping_outlives_its_producer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pin_in_flight_ends_with_its_peer() {
     let (_parent, dir) = run_dir();
-    let reader = start(&dir).await;
+    let reader = Node::start(&dir).await;
     let (mut child, (peer, region)) = Child::producer(&dir, "shm", 4096).await;
     let remote = reader
         .shm()
@@ -160,7 +161,7 @@ async fn a_pin_in_flight_ends_with_its_peer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_producer_that_forked_dies_as_any_other() {
     let (_parent, dir) = run_dir();
-    let reader = start(&dir).await;
+    let reader = Node::start(&dir).await;
     let (mut child, (peer, region)) = Child::producer(&dir, "shm", 4096).await;
     let remote = reader
         .shm()
@@ -184,9 +185,10 @@ async fn a_producer_that_executes_another_program_is_lost() {
         return;
     }
     let expected = support::bulk(LEN);
-    let reader = start(&dir).await;
+    let reader = Node::start(&dir).await;
     let (mut child, (peer, region)) = Child::producer(&dir, "cma", LEN).await;
-    let remote = transport(&reader, "cma")
+    let remote = reader
+        .transport("cma")
         .connect(&peer, ConnectOptions::default())
         .await
         .expect("connected");
@@ -203,13 +205,13 @@ async fn a_producer_that_executes_another_program_is_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_pins_of_a_reader_that_forked_end_with_it() {
     let (_parent, dir) = run_dir();
-    let owner = start(&dir).await;
+    let owner = Node::start(&dir).await;
     let memory = support::memory(&owner, "shm", &support::bulk(4096));
     let region = owner
         .shm()
         .register(memory, RegisterOptions::default())
         .expect("registered");
-    let mut child = Child::reader(&dir, "shm", &(support::peer(&owner), region.reference())).await;
+    let mut child = Child::reader(&dir, "shm", &(owner.peer(), region.reference())).await;
     let fork = child.fork().await;
     assert!(!region.is_idle());
     child.kill();
@@ -222,13 +224,14 @@ async fn reader_dies(name: &str) {
     if name == "cma" && !cma_works(&dir).await {
         return;
     }
-    let owner = start(&dir).await;
+    let owner = Node::start(&dir).await;
     for _ in 0..ROUNDS {
         let memory = support::memory(&owner, name, &support::bulk(1 << 20));
-        let region = transport(&owner, name)
+        let region = owner
+            .transport(name)
             .register(memory, RegisterOptions::default())
             .expect("registered");
-        let mut child = Child::reader(&dir, name, &(support::peer(&owner), region.reference())).await;
+        let mut child = Child::reader(&dir, name, &(owner.peer(), region.reference())).await;
         assert_eq!((owner.stats().pins_held, region.is_idle()), (1, false));
         region.release();
         assert_eq!(owner.stats().regions, 1, "released under a pin");
@@ -256,4 +259,14 @@ async fn shm_pins_end_with_their_reader() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cma_pins_end_with_their_reader() {
     reader_dies("cma").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tcp_producer_dies_during_pulls() {
+    producer_dies_during_pulls("tcp").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tcp_pins_end_with_their_reader() {
+    reader_dies("tcp").await;
 }

@@ -7,7 +7,7 @@ use stagewire_core::{Classify, ErrorClass, Record};
 use stagewire_transfer::{ConnectOptions, Target, TransferOptions};
 
 use crate::child::Child;
-use crate::support::{self, cma_works, run_dir, start, transport};
+use crate::support::{self, Node, cma_works, run_dir};
 
 const LEN: usize = 1 << 20;
 
@@ -16,9 +16,9 @@ async fn stopped_producer(name: &str) {
     if name == "cma" && !cma_works(&dir).await {
         return;
     }
-    let reader = start(&dir).await;
+    let reader = Node::start(&dir).await;
     let (mut child, (peer, region)) = Child::producer(&dir, name, LEN).await;
-    let transport = transport(&reader, name);
+    let transport = reader.transport(name);
     let remote = transport
         .connect(&peer, ConnectOptions::default())
         .await
@@ -74,7 +74,7 @@ async fn cma_producer_stops() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_connection_to_a_stopped_peer_ends_by_its_deadline() {
     let (_parent, dir) = run_dir();
-    let reader = start(&dir).await;
+    let reader = Node::start(&dir).await;
     let (child, (peer, _)) = Child::producer(&dir, "shm", 4096).await;
     child.stop().await;
     let deadline = Duration::from_millis(200);
@@ -96,7 +96,7 @@ async fn a_new_connection_to_a_stopped_peer_ends_by_its_deadline() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ends_of_pins_wait_for_a_stopped_owner() {
     let (_parent, dir) = run_dir();
-    let reader = start(&dir).await;
+    let reader = Node::start(&dir).await;
     let (mut child, (peer, region)) = Child::producer(&dir, "shm", 4096).await;
     let remote = reader
         .shm()

@@ -1,9 +1,10 @@
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, Incarnation, Peer};
-use stagewire_transfer::{Borrowed, Host, HostOptions, Memory, Transport};
+use stagewire_transfer::{Borrowed, Host, HostOptions, Memory, Network, NetworkOptions, Transport};
 use uuid::Uuid;
 
 /// Bound of arenas in tests.
@@ -46,9 +47,55 @@ pub(crate) fn transport(host: &Arc<Host>, name: &str) -> Arc<dyn Transport> {
     }
 }
 
+/// A host, and how other hosts reach it.
+#[derive(Clone)]
+pub(crate) struct Node {
+    host: Arc<Host>,
+    network: Arc<Network>,
+}
+
+impl Deref for Node {
+    type Target = Arc<Host>;
+
+    fn deref(&self) -> &Arc<Host> {
+        &self.host
+    }
+}
+
+impl Node {
+    pub(crate) async fn start(dir: &Path) -> Self {
+        Self::start_with(dir, NetworkOptions::default()).await
+    }
+
+    pub(crate) async fn start_with(dir: &Path, options: NetworkOptions) -> Self {
+        let host = start(dir).await;
+        let network = Network::start(host.clone(), options).await.expect("it listens");
+        Self { host, network }
+    }
+
+    pub(crate) fn network(&self) -> &Arc<Network> {
+        &self.network
+    }
+
+    /// How it is reached over all its transports.
+    pub(crate) fn peer(&self) -> Peer {
+        let mut peer = peer(&self.host);
+        peer.transports.push(self.network.tcp().address());
+        peer
+    }
+
+    /// `tcp`, or one of [`transport`].
+    pub(crate) fn transport(&self, name: &str) -> Arc<dyn Transport> {
+        match name {
+            "tcp" => self.network.tcp(),
+            other => transport(&self.host, other),
+        }
+    }
+}
+
 /// Memory with these bytes that the transport can register.
 pub(crate) fn memory(host: &Host, name: &str, bytes: &[u8]) -> Memory {
-    if name == "cma" {
+    if name != "shm" {
         return Borrowed::from(bytes.to_vec()).into();
     }
     let mut extent = host.arena().allocate(bytes.len() as u64).expect("the arena has room");
@@ -91,6 +138,14 @@ pub(crate) fn bulk(len: usize) -> Vec<u8> {
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+/// A number that other bytes have not.
+pub(crate) fn fingerprint(bytes: &[u8]) -> u64 {
+    use std::hash::{DefaultHasher, Hasher};
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
 }
 
 /// Waits until the condition holds.

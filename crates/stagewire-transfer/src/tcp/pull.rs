@@ -1,0 +1,118 @@
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use futures::future::try_join_all;
+use stagewire_core::Record;
+
+use super::ask::{self, Local, MAX_RECORDS, Wish};
+use super::parts::parts;
+use super::pool::{Lane, LanePool, Turn};
+use super::send::Base;
+use super::{KIND, LaneFault, SHAPE, TcpPinned};
+use crate::pull::{host_memory, pull_with};
+use crate::target::Claim;
+use crate::{Target, TransferError, TransferOptions};
+
+/// Where several lanes share a transfer, a part is at least so large: its request costs a round trip.
+const LEAST_PART: u64 = 4 << 20;
+
+impl TcpPinned {
+    pub(super) async fn pull_records(
+        &self,
+        records: &[Record],
+        dst: &Target,
+        options: &TransferOptions,
+    ) -> Result<(), TransferError> {
+        host_memory(KIND.name(), dst)?;
+        let len = dst.len();
+        pull_with(&self.grip, records, dst, options, SHAPE, |plan, claim| async move {
+            let base = Base(claim.base());
+            // SAFETY: the records were checked for the target. The claim keeps it and reserves their bytes; it is given
+            // up after this future, which alone writes.
+            let pulled = unsafe { self.pull_into(records, plan.bytes(), Local { base, len }).await };
+            finish(self, claim, pulled).await
+        })
+        .await
+    }
+
+    /// Pulls over one lane, or over several where it is much.
+    ///
+    /// # Safety
+    /// As [`ask::pull`].
+    async unsafe fn pull_into(&self, records: &[Record], bytes: u64, local: Local) -> Result<(), LaneFault> {
+        let options = &self.service.options;
+        let lanes = self.lanes();
+        let spread = bytes >= options.spread_from(lanes.address().ip()) && options.lanes > 1;
+        let share = bytes.div_ceil(options.lanes.max(1) as u64).max(LEAST_PART);
+        let parts = parts(records, MAX_RECORDS, if spread { share } else { u64::MAX });
+        let parts = Mutex::new(VecDeque::from(parts));
+        let pool = lanes.pool(options.lanes);
+        let mut turns = vec![pool.turn().await];
+        if spread {
+            turns.extend(std::iter::from_fn(|| pool.try_turn()));
+        }
+        // SAFETY: the caller's contract; parts are disjoint, and each is taken once.
+        let workers = turns
+            .into_iter()
+            .map(|turn| unsafe { self.pull_parts(pool, turn, &parts, local) });
+        try_join_all(workers).await.map(drop)
+    }
+
+    /// Pulls one part after the other over one lane.
+    ///
+    /// # Safety
+    /// As [`ask::pull`].
+    async unsafe fn pull_parts(
+        &self,
+        pool: &LanePool,
+        turn: Turn<'_>,
+        parts: &Mutex<VecDeque<Vec<Record>>>,
+        local: Local,
+    ) -> Result<(), LaneFault> {
+        let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let wish = self.wish();
+        let mut lane = None;
+        while let Some(part) = next() {
+            if lane.is_none() {
+                lane = Some(self.lane(pool, &turn).await?);
+            }
+            let lane = lane.as_mut().expect("just taken");
+            // SAFETY: the caller's contract.
+            unsafe { ask::pull(lane, wish, local, &part).await }.map_err(LaneFault::Ended)?;
+        }
+        if let Some(lane) = lane {
+            pool.give_back(lane);
+        }
+        Ok(())
+    }
+
+    pub(super) fn wish(&self) -> Wish {
+        Wish {
+            pin: self.grip.pin(),
+            digest: self.service.options.digest,
+        }
+    }
+
+    /// A lane that waits, or a new one.
+    pub(super) async fn lane(&self, pool: &LanePool, turn: &Turn<'_>) -> Result<Lane, LaneFault> {
+        if let Some(lane) = pool.take(turn) {
+            return Ok(lane);
+        }
+        let lanes = self.lanes();
+        let stream = lanes.open().await.map_err(LaneFault::Open)?;
+        let prepared = self.service.options.prepare(&stream, lanes.address().ip());
+        prepared.map_err(|error| LaneFault::Ended(error.into()))?;
+        Ok(Lane::new(stream))
+    }
+}
+
+async fn finish(pinned: &TcpPinned, claim: Claim, pulled: Result<(), LaneFault>) -> Result<Claim, TransferError> {
+    match pulled {
+        Ok(()) => Ok(claim),
+        Err(fault) => {
+            // Nothing writes any more: the bytes are free before it is known what happened.
+            drop(claim);
+            Err(pinned.fault("the pull", fault).await)
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The owner's end of a lane.
+
+mod stage;
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use stagewire_core::Device;
+use tokio::net::TcpStream;
+
+use super::frame::{
+    Direction, FrameError, FrameKind, HEAD, Head, REQUEST_HEAD, RUN, Refusal, Request, decode_head, decode_request,
+    decode_runs, encode_head,
+};
+use super::options::TcpOptions;
+use super::pace::Pace;
+use super::receive::ReceiveError;
+use super::rows::{Rows, Run};
+use super::send::{Base, Framing, send};
+use super::vectors::{Turns, Vectors};
+use crate::network::{LaneServer, Session};
+use crate::table::Hold;
+use crate::wire::Kind;
+
+use stage::Staging;
+
+/// What all lanes of a process have in common, at both ends.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) options: TcpOptions,
+    pub(crate) pace: Pace,
+    staging: Staging,
+}
+
+impl Service {
+    pub(crate) fn new(options: TcpOptions) -> Self {
+        Self {
+            pace: Pace::new(options.send_rate),
+            staging: Staging::new(options.staging),
+            options,
+        }
+    }
+}
+
+/// Serves the lanes that a network accepts.
+#[derive(Debug)]
+pub(crate) struct Server(pub(crate) Arc<Service>);
+
+impl LaneServer for Server {
+    fn serve(&self, stream: TcpStream, session: Arc<Session>) -> BoxFuture<'static, ()> {
+        let service = self.0.clone();
+        Box::pin(async move {
+            let served = async {
+                let peer = stream.peer_addr()?;
+                service.options.prepare(&stream, peer.ip())?;
+                serve(&stream, &service, &session).await
+            };
+            match served.await {
+                Ok(()) => {}
+                // Whoever gives up a transfer closes its lane.
+                Err(LaneError::Io(error) | LaneError::Receive(ReceiveError::Io(error))) => {
+                    tracing::debug!(%error, "a lane broke off");
+                }
+                Err(problem) => tracing::warn!(%problem, "a lane is closed, because its peer breaks the protocol"),
+            }
+        })
+    }
+}
+
+/// Why a lane ends before the peer closes it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LaneError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it sends {0}")]
+    Frame(#[from] FrameError),
+    #[error("it sends {0}")]
+    Receive(ReceiveError),
+    #[error("it sends {found:?} where {due} was due")]
+    Due { found: Head, due: &'static str },
+}
+
+/// Serves one transfer after the other until the peer closes the lane.
+///
+/// # Errors
+/// Where the peer breaks the protocol or the connection ends inside a transfer; then the lane is to be closed.
+///
+/// # Cancel safety
+/// The lane is of no further use. Pushes that were to be applied are applied all the same.
+pub(crate) async fn serve(stream: &TcpStream, service: &Service, session: &Session) -> Result<(), LaneError> {
+    let mut inbox = Inbox::default();
+    while let Some((request, runs)) = inbox.request(stream).await? {
+        match request.direction {
+            Direction::Pull => pull(stream, service, session, &request, runs).await?,
+            Direction::Push => stage::push(stream, service, session, &mut inbox, request, runs).await?,
+        }
+    }
+    Ok(())
+}
+
+async fn pull(
+    stream: &TcpStream,
+    service: &Service,
+    session: &Session,
+    request: &Request,
+    runs: Vec<Run>,
+) -> Result<(), LaneError> {
+    let framing = Framing {
+        transfer: request.transfer,
+        frame_len: request.frame_len,
+        digest: request.digest || service.options.digest,
+    };
+    let Some(hold) = held(session, request.pin) else {
+        return refuse(stream, request.transfer, Refusal::NotHeld).await;
+    };
+    let Some(rows) = Rows::new(runs, hold.memory().len()) else {
+        return refuse(stream, request.transfer, Refusal::Bounds).await;
+    };
+    let base = Base(hold.memory().as_ptr());
+    // SAFETY: the rows were checked against the memory, which is held until the end of this function.
+    unsafe { send(stream, framing, &service.pace, base, &rows).await? };
+    drop(hold);
+    Ok(())
+}
+
+/// The region behind a pin of this transport, which reaches host memory only.
+fn held(session: &Session, pin: u64) -> Option<Arc<Hold>> {
+    let ours = |hold: &Arc<Hold>| hold.kind() == Kind::Tcp && hold.memory().device() == Device::Cpu;
+    session.hold(pin).filter(ours)
+}
+
+async fn refuse(stream: &TcpStream, transfer: u64, refusal: Refusal) -> Result<(), LaneError> {
+    say(stream, transfer, FrameKind::Refused, false, refusal.detail()).await
+}
+
+/// Sends a head without payload.
+async fn say(stream: &TcpStream, transfer: u64, kind: FrameKind, digest: bool, detail: u64) -> Result<(), LaneError> {
+    let head = Head {
+        kind,
+        digest,
+        len: 0,
+        transfer,
+        detail,
+    };
+    Ok(send_head(stream, &head).await?)
+}
+
+/// Sends a head without payload.
+pub(crate) async fn send_head(stream: &TcpStream, head: &Head) -> io::Result<()> {
+    let mut encoded = encode_head(head, 0);
+    let mut vectors = Vectors::default();
+    // SAFETY: the bytes outlive the vectors.
+    unsafe { vectors.push(NonNull::from(&mut encoded).cast(), HEAD) };
+    vectors.send(stream, HEAD).await
+}
+
+/// Receives a head without payload.
+///
+/// # Cancel safety
+/// The stream is of no further use.
+pub(crate) async fn receive_head(stream: &TcpStream, mut turns: Turns) -> Result<Head, ReceiveError> {
+    let mut encoded = [0; HEAD];
+    let mut vectors = Vectors::default();
+    // SAFETY: the bytes outlive the vectors.
+    unsafe { vectors.push(NonNull::from(&mut encoded).cast(), HEAD) };
+    while vectors.left() > 0 {
+        vectors.receive(stream, &mut turns).await?;
+    }
+    let head = decode_head(&encoded).map_err(ReceiveError::Malformed)?;
+    if head.len != 0 {
+        return Err(ReceiveError::Malformed(FrameError::Reserved));
+    }
+    Ok(head)
+}
+
+/// What the peer asks for. Usually one system call brings a whole request.
+struct Inbox {
+    buffer: Vec<u8>,
+    filled: usize,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self {
+            buffer: vec![0; FIRST],
+            filled: 0,
+        }
+    }
+}
+
+/// Bytes that the first system call for a request may bring: room for 63 runs.
+const FIRST: usize = 2048 + REQUEST_HEAD;
+
+impl Inbox {
+    /// The next request; `None` where the peer closed the lane instead.
+    async fn request(&mut self, stream: &TcpStream) -> Result<Option<(Request, Vec<Run>)>, LaneError> {
+        self.filled = 0;
+        match self.fill(stream, REQUEST_HEAD, FIRST).await {
+            Err(error) if self.filled == 0 && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            filled => filled?,
+        }
+        let head: [u8; REQUEST_HEAD] = *self.buffer.first_chunk().expect("the buffer is longer");
+        let request = decode_request(&head)?;
+        let len = REQUEST_HEAD + request.runs as usize * RUN;
+        if self.filled > len {
+            return Err(FrameError::Reserved.into());
+        }
+        self.buffer.resize(len.max(FIRST), 0);
+        self.fill(stream, len, len).await?;
+        let runs = decode_runs(&head, &self.buffer[REQUEST_HEAD..len])?;
+        self.buffer.truncate(FIRST);
+        self.buffer.shrink_to(FIRST);
+        Ok(Some((request, runs)))
+    }
+
+    /// Receives until there are `least` bytes, at most `most`.
+    async fn fill(&mut self, stream: &TcpStream, least: usize, most: usize) -> io::Result<()> {
+        let (mut vectors, mut turns) = (Vectors::default(), Turns::default());
+        let room = &mut self.buffer[self.filled..most.max(self.filled)];
+        let len = room.len();
+        // SAFETY: the buffer outlives the vectors and is not used before the last receive.
+        unsafe { vectors.push(NonNull::from(room).cast(), len) };
+        while self.filled < least {
+            vectors.receive(stream, &mut turns).await?;
+            self.filled = most - vectors.left();
+        }
+        Ok(())
+    }
+}

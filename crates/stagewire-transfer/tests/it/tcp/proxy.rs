@@ -1,0 +1,153 @@
+//! A way between two nodes that damages, cuts or withholds what passes.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use stagewire_core::{Classify, ErrorClass, Record};
+use stagewire_transfer::{
+    Borrowed, ConnectOptions, Memory, NetworkOptions, RegisterOptions, Target, TransferError, TransferOptions, Writable,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::support::{self, Node, run_dir};
+
+/// What happens to bytes from the owner on their way: it may change them, and says whether they pass.
+type Tamper = Arc<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
+
+/// An owner that others reach only through a proxy: it listens at 127.0.0.1 and tells others 127.0.0.2.
+async fn behind_proxy(dir: &Path, tamper: Tamper) -> (Node, JoinSet<()>) {
+    let other = Ipv4Addr::new(127, 0, 0, 2);
+    let options = NetworkOptions {
+        advertise: Some(IpAddr::V4(other)),
+        ..NetworkOptions::default()
+    };
+    let node = Node::start_with(dir, options).await;
+    let real = node.network().local_addr();
+    let listener = TcpListener::bind(SocketAddr::new(other.into(), real.port())).await;
+    let listener = listener.expect("nobody else listens at that address");
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut passing = JoinSet::new();
+        while let Ok((from, _)) = listener.accept().await {
+            let (of_reader, to_reader) = from.into_split();
+            let (of_owner, to_owner) = TcpStream::connect(real).await.expect("it listens").into_split();
+            passing.spawn(pass(of_reader, to_owner, Arc::new(|_: &mut [u8]| true)));
+            passing.spawn(pass(of_owner, to_reader, tamper.clone()));
+        }
+    });
+    (node, tasks)
+}
+
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, tamper: Tamper) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(len @ 1..) = from.read(&mut buffer).await {
+        let passing = &mut buffer[..len];
+        if tamper(passing) && to.write_all(passing).await.is_err() {
+            return;
+        }
+    }
+}
+
+const LEN: usize = 1 << 20;
+const WHOLE: Record = Record::contiguous(0, 0, LEN as u64);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_byte_is_corrupt_and_nothing_counts_as_written() {
+    let (_parent, dir) = run_dir();
+    // Full buffers are payload; greetings and answers are short.
+    let (owner, _proxy) = behind_proxy(
+        &dir,
+        Arc::new(|bytes| {
+            if bytes.len() > 30_000 {
+                bytes[20_000] ^= 1;
+            }
+            true
+        }),
+    )
+    .await;
+    let reader = Node::start(&dir).await;
+    let bytes = support::bulk(LEN);
+    let registered = owner
+        .transport("tcp")
+        .register(Borrowed::from(bytes).into(), RegisterOptions::default());
+    let region = registered.expect("registered");
+    let remote = reader
+        .transport("tcp")
+        .connect(&owner.peer(), ConnectOptions::default())
+        .await;
+    let pinned = remote
+        .expect("connected")
+        .pin(&region.reference(), TransferOptions::default())
+        .await;
+    let pinned = pinned.expect("pinned");
+    let target = Target::allocate(LEN as u64).expect("memory");
+    let error = pinned
+        .pull(&[WHOLE], &target, TransferOptions::default())
+        .await
+        .expect_err("a bit is wrong");
+    let found = (error.class(), error.reason());
+    assert_eq!(found, (ErrorClass::Corrupt, "transfer.digest"), "{error}");
+    assert!(
+        target.is_idle() && target.slice(0..1).is_err(),
+        "corrupt bytes count as written"
+    );
+    // A short one passes unchanged: the connection is still good.
+    let short = Record::contiguous(0, 0, 1000);
+    pinned
+        .pull(&[short], &target, TransferOptions::default())
+        .await
+        .expect("pulled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_whose_end_nobody_tells_is_in_doubt() {
+    let (_parent, dir) = run_dir();
+    // The last word of the owner, which is a frame of 32 bytes that begins with 6.
+    let (owner, _proxy) = behind_proxy(&dir, Arc::new(|bytes| bytes.len() != 32 || bytes[0] != 6)).await;
+    let reader = Node::start(&dir).await;
+    let mut memory = Writable::allocate(LEN as u64).expect("memory");
+    let registered = owner
+        .transport("tcp")
+        .register(memory.clone().into(), RegisterOptions::default());
+    let region = registered.expect("registered");
+    let remote = reader
+        .transport("tcp")
+        .connect(&owner.peer(), ConnectOptions::default())
+        .await;
+    let pinned = remote
+        .expect("connected")
+        .pin(&region.reference(), TransferOptions::default())
+        .await;
+    let pinned = pinned.expect("pinned");
+    let source = support::bulk(LEN);
+    let src = Memory::from(Borrowed::from(source.clone()));
+    let options = TransferOptions {
+        deadline: Some(Duration::from_millis(500)),
+    };
+    let error = pinned
+        .push(&[WHOLE], &src, options)
+        .await
+        .expect_err("nobody tells the end");
+    let found = (error.class(), error.reason());
+    assert_eq!(found, (ErrorClass::Unavailable, "transfer.in_doubt"), "{error}");
+    assert!(matches!(error, TransferError::InDoubt { bytes, .. } if bytes == LEN as u64));
+    drop((pinned, region));
+    let released = async {
+        while memory.bytes().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(10), released)
+        .await
+        .expect("nobody holds it any more");
+    assert!(
+        memory.bytes().expect("just seen") == source,
+        "it was written, as it happens, whole"
+    );
+}
