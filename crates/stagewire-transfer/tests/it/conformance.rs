@@ -2,9 +2,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use stagewire_core::ByteCount;
 use stagewire_transfer::conformance::{Backend, Side, Violation, assert_conforms};
 
 use crate::{oracle, support};
+
+/// Bytes that sides allow in flight with one peer.
+const IN_FLIGHT: ByteCount = ByteCount(32 << 20);
 
 struct OneHost {
     dir: PathBuf,
@@ -13,8 +17,13 @@ struct OneHost {
 
 #[async_trait]
 impl Backend for OneHost {
+    fn in_flight_limit(&self) -> Option<ByteCount> {
+        Some(IN_FLIGHT)
+    }
+
     async fn side(&self) -> Result<Side, Violation> {
         let host = support::start(&self.dir).await;
+        host.limit_in_flight(IN_FLIGHT);
         let (transport, name) = (support::transport(&host, self.transport), self.transport);
         let (for_memory, for_regions) = (host.clone(), host.clone());
         Ok(Side {
