@@ -6,8 +6,12 @@
 mod contest;
 mod idle;
 mod local;
+mod mooncake;
+mod network;
+mod nixl;
 pub(super) mod owner;
 mod paint;
+mod peers;
 mod raw;
 mod shape;
 
@@ -80,29 +84,43 @@ pub(super) async fn run(options: &Options, output: &Output) -> Result<Report, Fa
         (&SIZES[..], &SHAPES[..])
     };
     for size in sizes {
-        bench.size(*size, shapes).await.with_context(|| size_name(*size))?;
+        bench.local(*size, shapes).await.with_context(|| size_name(*size))?;
     }
+    bench.network(sizes, shapes).await?;
+    bench.mooncake(sizes).await.context("mooncake")?;
+    bench.nixl(sizes).await.context("nixl")?;
     bench.idle().await.context("idle cost")?;
     bench.owner.end().await?;
     bench.host.shutdown().await;
     Ok(bench.report)
 }
 
-impl Bench<'_> {
-    /// Everything of one size.
-    async fn size(&mut self, size: u64, shapes: &[Shape]) -> anyhow::Result<()> {
-        let span = shapes.iter().map(|shape| shape.span(size)).max().unwrap_or(size);
+impl Rooms {
+    fn new(span: u64, size: u64) -> anyhow::Result<Self> {
         let room = |len: u64| Room::new(len as usize).context("there is not enough memory");
-        let mut rooms = Rooms {
+        let mut rooms = Self {
             own: room(span)?,
             destination: room(size)?,
         };
         paint::paint(rooms.own.bytes().context("in use")?);
-        self.output.say(format_args!("{}: shm", size_name(size)));
-        let held = self.owner.hold(Memory::Arena, span).await?;
+        Ok(rooms)
+    }
+}
+
+impl Bench<'_> {
+    /// shm and cma, of one size.
+    async fn local(&mut self, size: u64, shapes: &[Shape]) -> anyhow::Result<()> {
+        let cases = ["shm copy", "shm map", "cma copy"].map(|what| format!("{what}, {}, ", size_name(size)));
+        if !cases.iter().any(|case| self.may_want(case)) {
+            return Ok(());
+        }
+        let span = shapes.iter().map(|shape| shape.span(size)).max().unwrap_or(size);
+        let mut rooms = Rooms::new(span, size)?;
+        self.output.say(format_args!("shm, {}", size_name(size)));
+        let held = self.owner.hold(Memory::Arena, span, &["shm"]).await?;
         self.shm(size, shapes, &held, &mut rooms).await.context("shm")?;
-        self.output.say(format_args!("{}: cma", size_name(size)));
-        let held = self.owner.hold(Memory::Borrowed, span).await?;
+        self.output.say(format_args!("cma, {}", size_name(size)));
+        let held = self.owner.hold(Memory::Borrowed, span, &["cma"]).await?;
         self.cma(size, shapes, &held, &mut rooms).await.context("cma")?;
         self.owner.release().await
     }
@@ -113,5 +131,11 @@ impl Bench<'_> {
             .only
             .as_ref()
             .is_none_or(|only| case.contains(only.as_str()))
+    }
+
+    /// Whether a row may be asked for whose case begins so.
+    fn may_want(&self, beginning: &str) -> bool {
+        let only = self.options.only.as_deref();
+        only.is_none_or(|only| beginning.contains(only) || only.starts_with(beginning) || beginning.starts_with(only))
     }
 }

@@ -72,15 +72,15 @@ impl Bench<'_> {
                 continue;
             }
             self.output.say(&case);
-            let held = self.owner.hold(memory, MIB).await?;
+            let held = self.owner.hold(memory, MIB, &[transport.name()]).await?;
             let remote = transport.connect(&held.peer, ConnectOptions::default()).await?;
-            let region = held.region.context("nothing is registered")?;
+            let region = held.region(transport.name()).map_err(anyhow::Error::msg)?;
             let stopped = Stopped::stop(self.owner.pid().context("the owner has ended")?).await?;
             let before = cpu();
             let options = TransferOptions {
                 deadline: Some(BLOCKED),
             };
-            let outcome = remote.pin(&region, options).await;
+            let outcome = remote.pin(region, options).await;
             let spent = cpu() - before;
             drop(stopped);
             ensure!(outcome.is_err(), "a stopped process has answered");

@@ -142,7 +142,7 @@ impl Bench<'_> {
     ) -> anyhow::Result<()> {
         let case = |shape: &Shape| format!("cma copy, {}, {}", size_name(size), shape.name());
         let unavailable = match self.host.cma() {
-            Ok(_) => held.refused.clone(),
+            Ok(_) => held.region("cma").err(),
             Err(error) => Some(error.to_string()),
         };
         if let Some(why) = unavailable {
@@ -208,7 +208,7 @@ impl Bench<'_> {
 /// Pins what the owner holds.
 pub(super) async fn pin(transport: Arc<dyn Transport>, held: &Held) -> anyhow::Result<Box<dyn Pinned>> {
     let remote = transport.connect(&held.peer, ConnectOptions::default()).await?;
-    let region = held.region.as_ref().context("nothing is registered")?;
+    let region = held.region(transport.name()).map_err(anyhow::Error::msg)?;
     Ok(remote.pin(region, TransferOptions::default()).await?)
 }
 
@@ -292,26 +292,27 @@ impl<'a> Round<'a> {
         Ok(begin.elapsed())
     }
 
-    /// Every byte of what arrived. The bare stream sends the bytes without a gap.
+    /// The bare stream sends the bytes without a gap.
     fn check(&mut self, entrant: Entrant) -> anyhow::Result<()> {
-        let shape = if entrant == Entrant::Tcp {
-            Shape::Whole
-        } else {
-            self.shape
+        let shape = match entrant {
+            Entrant::Map => return Ok(()),
+            Entrant::Tcp => Shape::Whole,
+            _ => self.shape,
         };
-        let record = shape.record(self.size);
-        let own = self.rooms.own.bytes().context("in use")?;
-        if entrant == Entrant::Map {
-            return Ok(());
-        }
-        let found = self.rooms.destination.bytes().context("in use")?;
-        for (src, dst) in record.row_offsets() {
-            let (src, dst, width) = (src as usize, dst as usize, record.width as usize);
-            ensure!(
-                own[src..src + width] == found[dst..dst + width],
-                "the bytes at {dst} are not those that were sent"
-            );
-        }
-        Ok(())
+        check(self.rooms, &shape.record(self.size))
     }
+}
+
+/// Every byte of what arrived.
+pub(super) fn check(rooms: &mut Rooms, record: &Record) -> anyhow::Result<()> {
+    let own = rooms.own.bytes().context("in use")?;
+    let found = rooms.destination.bytes().context("in use")?;
+    for (src, dst) in record.row_offsets() {
+        let (src, dst, width) = (src as usize, dst as usize, record.width as usize);
+        ensure!(
+            own[src..src + width] == found[dst..dst + width],
+            "the bytes at {dst} are not those that were sent"
+        );
+    }
+    Ok(())
 }

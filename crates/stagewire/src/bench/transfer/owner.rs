@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,11 +8,14 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use stagewire_core::{ByteCount, Incarnation, Peer, RegionRef};
-use stagewire_transfer::{self as transfer, Borrowed, Host, HostOptions, Region, RegisterOptions};
+use stagewire_transfer::{
+    self as transfer, Borrowed, Host, HostOptions, Network, Nixl, NixlOptions, Region, RegisterOptions, Transport,
+};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use uuid::Uuid;
 
+use super::network::network_options;
 use super::paint::paint;
 use super::raw;
 use crate::exit::{Exit, Fault};
@@ -30,10 +34,15 @@ pub(super) enum Memory {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Order {
-    /// Hold so many painted bytes instead of what was held before.
+    /// Hold so many painted bytes instead of what was held before, registered with these transports.
     Hold {
         memory: Memory,
         span: u64,
+        with: Vec<String>,
+    },
+    /// Load NIXL from this file.
+    Nixl {
+        library: PathBuf,
     },
     Release,
 }
@@ -42,13 +51,29 @@ enum Order {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Held {
     pub(super) peer: Peer,
-    pub(super) region: Option<RegionRef>,
-    /// Why there is no region.
-    pub(super) refused: Option<String>,
+    regions: BTreeMap<String, Registered>,
     /// Where the bytes are in the owner's memory.
     pub(super) address: u64,
     /// Where the bare stream is.
     pub(super) raw: SocketAddr,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Registered {
+    Region(RegionRef),
+    Refused(String),
+}
+
+impl Held {
+    /// The region of a transport, or why there is none.
+    pub(super) fn region(&self, transport: &str) -> Result<&RegionRef, String> {
+        match self.regions.get(transport) {
+            Some(Registered::Region(region)) => Ok(region),
+            Some(Registered::Refused(why)) => Err(why.clone()),
+            None => Err(format!("it was not registered with {transport}")),
+        }
+    }
 }
 
 /// The owning process, seen from the reader.
@@ -77,8 +102,15 @@ impl Owner {
         })
     }
 
-    pub(super) async fn hold(&mut self, memory: Memory, span: u64) -> anyhow::Result<Held> {
-        let answer = self.order(&Order::Hold { memory, span }).await?;
+    pub(super) async fn hold(&mut self, memory: Memory, span: u64, with: &[&str]) -> anyhow::Result<Held> {
+        let with = with.iter().map(|&name| name.to_owned()).collect();
+        let answer = self.order(&Order::Hold { memory, span, with }).await?;
+        Ok(serde_json::from_str(&answer)?)
+    }
+
+    /// The inner error is why it does not work there.
+    pub(super) async fn nixl(&mut self, library: PathBuf) -> anyhow::Result<Result<(), String>> {
+        let answer = self.order(&Order::Nixl { library }).await?;
         Ok(serde_json::from_str(&answer)?)
     }
 
@@ -138,19 +170,24 @@ impl Bytes {
         }
     }
 
-    fn register(&self, host: &Arc<Host>) -> anyhow::Result<Region> {
-        let options = RegisterOptions::default();
+    fn memory(&self) -> transfer::Memory {
         match self {
-            Self::Arena(extent) => Ok(host.shm().register(extent.clone().into(), options)?),
-            Self::Borrowed(bytes) => {
-                let memory = Borrowed::from(bytes.clone());
-                Ok(host.cma()?.register(memory.into(), options)?)
-            }
+            Self::Arena(extent) => extent.clone().into(),
+            Self::Borrowed(bytes) => Borrowed::from(bytes.clone()).into(),
         }
     }
 }
 
 /// The owning process itself.
+struct Serving {
+    host: Arc<Host>,
+    network: Arc<Network>,
+    nixl: Option<Arc<Nixl>>,
+    raw: raw::Server,
+    regions: Vec<Region>,
+}
+
+/// Serves what each line of stdin orders, until stdin ends.
 pub(crate) async fn serve(dir: PathBuf) -> Result<Exit, Fault> {
     let host = Host::start(HostOptions {
         dir,
@@ -158,43 +195,93 @@ pub(crate) async fn serve(dir: PathBuf) -> Result<Exit, Fault> {
         arena_limit: ByteCount(4 << 30),
     });
     let host = host.await?;
-    let mut transports = vec![host.shm().address()];
-    transports.extend(host.cma().ok().map(|cma| cma.address()));
-    let peer = Peer {
-        incarnation: host.incarnation(),
-        process: host.process(),
-        socket: String::new(),
-        transports,
+    let mut serving = Serving {
+        network: Network::start(host.clone(), network_options(false)).await?,
+        host,
+        nixl: None,
+        raw: raw::Server::start()?,
+        regions: Vec::new(),
     };
-    let raw = raw::Server::start()?;
-    let mut region = None;
     // Blocks this thread alone: the host runs on the others.
     let mut stdout = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
-        drop(region.take());
-        raw.offer(None);
-        host.arena().trim();
         let answer = match serde_json::from_str(&line?)? {
-            Order::Release => "{}".to_owned(),
-            Order::Hold { memory, span } => {
-                let bytes = Bytes::painted(&host, memory, span)?;
-                let registered = bytes.register(&host);
-                let held = Held {
-                    peer: peer.clone(),
-                    region: registered.as_ref().ok().map(Region::reference),
-                    refused: registered.as_ref().err().map(|error| format!("{error:#}")),
-                    address: bytes.as_slice().as_ptr().addr() as u64,
-                    raw: raw.address(),
-                };
-                region = registered.ok();
-                raw.offer(Some(bytes));
-                serde_json::to_string(&held)?
+            Order::Release => {
+                serving.release();
+                "{}".to_owned()
             }
+            Order::Hold { memory, span, with } => serde_json::to_string(&serving.hold(memory, span, &with)?)?,
+            Order::Nixl { library } => serde_json::to_string(&serving.start_nixl(library).await)?,
         };
         writeln!(stdout, "{answer}")?;
         stdout.flush()?;
     }
-    drop(region);
-    host.shutdown().await;
+    serving.release();
+    serving.network.shutdown().await;
+    serving.host.shutdown().await;
     Ok(Exit::Done)
+}
+
+impl Serving {
+    fn release(&mut self) {
+        self.regions.clear();
+        self.raw.offer(None);
+        self.host.arena().trim();
+    }
+
+    async fn start_nixl(&mut self, library: PathBuf) -> Result<(), String> {
+        let options = NixlOptions {
+            library: Some(library),
+            ..NixlOptions::default()
+        };
+        let nixl = Nixl::start(&self.network, options).await;
+        self.nixl = Some(nixl.map_err(|error| error.to_string())?);
+        Ok(())
+    }
+
+    fn transports(&self) -> Vec<Arc<dyn Transport>> {
+        let mut transports = vec![self.host.shm(), self.network.tcp()];
+        transports.extend(self.host.cma().ok());
+        transports.extend(self.nixl.clone().map(|nixl| nixl as Arc<dyn Transport>));
+        transports
+    }
+
+    fn hold(&mut self, memory: Memory, span: u64, with: &[String]) -> anyhow::Result<Held> {
+        self.release();
+        let transports = self.transports();
+        let peer = Peer {
+            incarnation: self.host.incarnation(),
+            process: self.host.process(),
+            socket: String::new(),
+            transports: transports.iter().map(|transport| transport.address()).collect(),
+        };
+        let bytes = Bytes::painted(&self.host, memory, span)?;
+        let mut registered = BTreeMap::new();
+        for name in with {
+            let transport = transports.iter().find(|transport| transport.name() == name);
+            let region = match transport {
+                Some(transport) => transport
+                    .register(bytes.memory(), RegisterOptions::default())
+                    .map_err(|error| error.to_string()),
+                None => Err(format!("the owner has no {name}")),
+            };
+            let answer = match region {
+                Ok(region) => {
+                    let reference = region.reference();
+                    self.regions.push(region);
+                    Registered::Region(reference)
+                }
+                Err(why) => Registered::Refused(why),
+            };
+            registered.insert(name.clone(), answer);
+        }
+        let address = bytes.as_slice().as_ptr().addr() as u64;
+        self.raw.offer(Some(bytes));
+        Ok(Held {
+            peer,
+            regions: registered,
+            address,
+            raw: self.raw.address(),
+        })
+    }
 }
