@@ -48,7 +48,7 @@ fn judge(root: &Root, loopback: &Result<(), String>) -> Check {
         Ok(()) => check.but(
             State::Note,
             format!("{current} is slower than {LOOPBACK} over loopback, where it has no loss or queue to measure"),
-            format!("nothing between hosts; over loopback a socket may choose {LOOPBACK}, which was tried"),
+            format!("nothing: tcp chooses {LOOPBACK} over loopback, which this process may, as was tried"),
         ),
         Err(error) => check.but(
             State::Note,

@@ -20,7 +20,7 @@ use crate::output::bytes;
 
 pub(crate) use peer::{PeerArgs, peer};
 
-pub(super) const NAMES: &[&str] = &["shm", "cma", "mooncake"];
+pub(super) const NAMES: &[&str] = &["shm", "cma", "tcp", "mooncake"];
 
 /// What goes from process to process.
 const LEN: u64 = 1 << 20;
@@ -46,6 +46,7 @@ pub(super) async fn try_out(root: &Root) -> Vec<Check> {
     vec![
         shm(outcome("shm")),
         cma(root, outcome("cma")),
+        over_loopback("tcp", "pulled over loopback", outcome("tcp")),
         over_loopback("mooncake", "pulled over Mooncake's wire protocol", outcome("mooncake")),
     ]
 }

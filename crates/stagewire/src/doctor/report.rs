@@ -30,7 +30,7 @@ const AREAS: [(&str, &[&str]); 6] = [
             "dev-shm",
         ],
     ),
-    ("network", &["mooncake", "nixl", "interfaces", "congestion"]),
+    ("network", &["tcp", "mooncake", "nixl", "interfaces", "congestion"]),
     ("devices", &["rdma", "gpu"]),
     ("software", &["python", "mooncake-engine"]),
     ("limits", &["open-files", "memlock"]),
@@ -170,10 +170,10 @@ devices
 software
 limits
 transports
-  same host    shm, mooncake (cannot be told), mooncake-engine (cannot be told),
-               nixl (cannot be told)
-  other hosts  mooncake (cannot be told), mooncake-engine (cannot be told), nixl
-               (cannot be told)"
+  same host    shm, tcp (cannot be told), mooncake (cannot be told),
+               mooncake-engine (cannot be told), nixl (cannot be told)
+  other hosts  tcp (cannot be told), mooncake (cannot be told), mooncake-engine
+               (cannot be told), nixl (cannot be told)"
         );
     }
 

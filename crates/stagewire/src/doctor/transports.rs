@@ -42,6 +42,7 @@ pub(crate) fn conclude(checks: &[Check]) -> Vec<Way> {
     vec![
         way("shm", false, None),
         way("cma", false, None),
+        way("tcp", true, None),
         way("mooncake", true, Some("off until configured")),
         way("mooncake-engine", true, Some("in Python")),
         way("nixl", true, None),
@@ -94,18 +95,19 @@ mod tests {
         let mut checks = vec![
             Check::ok("shm", ""),
             Check::unknown("cma", "late", "again"),
+            Check::ok("tcp", "").with("usable", true),
             Check::ok("mooncake", "").with("usable", true),
             Check::note("mooncake-engine", "not for workers", "", ""),
             Check::missing("nixl", "", "not found", ""),
             interfaces(&["10.0.0.5"]),
         ];
         let (here, there) = lists(&checks);
-        assert_eq!(here, "shm, cma (cannot be told), mooncake (off until configured)");
-        assert_eq!(there, "mooncake (off until configured)");
-        checks[5] = interfaces(&[]);
+        assert_eq!(here, "shm, cma (cannot be told), tcp, mooncake (off until configured)");
+        assert_eq!(there, "tcp, mooncake (off until configured)");
+        checks[6] = interfaces(&[]);
         assert_eq!(lists(&checks).1, "none", "there is no network");
         checks.pop();
-        assert_eq!(lists(&checks).1, "mooncake (cannot be told)");
+        assert_eq!(lists(&checks).1, "tcp (cannot be told), mooncake (cannot be told)");
         let ways = conclude(&[Check::missing("cma", "", "forbidden", "")]);
         assert_eq!(
             (ways[1].same_host, ways[1].remark.as_deref()),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::world::{Done, World};
 
-const CHECKS: [&str; 20] = [
+const CHECKS: [&str; 21] = [
     "kernel",
     "cores",
     "memory",
@@ -14,6 +14,7 @@ const CHECKS: [&str; 20] = [
     "container",
     "shm",
     "cma",
+    "tcp",
     "mooncake",
     "run-dir",
     "huge-pages",
@@ -72,8 +73,10 @@ fn what_the_other_tests_use_is_found_to_work() {
     let document = document(&World::new().run(["doctor", "--json"]));
     assert_eq!(check(&document, "shm")["state"], "ok", "{document}");
     assert_eq!(check(&document, "run-dir")["state"], "ok", "{document}");
-    assert_eq!(check(&document, "mooncake")["state"], "ok", "{document}");
-    for (index, name) in [(0, "shm"), (2, "mooncake")] {
+    for name in ["tcp", "mooncake"] {
+        assert_eq!(check(&document, name)["state"], "ok", "{document}");
+    }
+    for (index, name) in [(0, "shm"), (2, "tcp"), (3, "mooncake")] {
         let way = &document["transports"][index];
         assert_eq!((&way["name"], &way["same_host"]), (&name.into(), &true.into()));
     }

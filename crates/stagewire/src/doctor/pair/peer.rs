@@ -86,6 +86,7 @@ impl Opened {
         let transport: Arc<dyn Transport> = match name {
             "shm" => host.shm(),
             "cma" => host.cma().map_err(|error| anyhow::anyhow!("{}", error.why()))?,
+            "tcp" => network().await?.tcp(),
             "mooncake" => Mooncake::start(network().await?, MooncakeOptions::default()).await?,
             "nixl" => {
                 let nixl = Nixl::start(&network().await?, NixlOptions::default()).await?;
