@@ -81,7 +81,11 @@ impl Dial {
         };
         let (stream, welcomed) = lanes.greet(Role::Control).await?;
         lanes.session = welcomed.session;
-        stream.greeted();
+        stream.greeted().map_err(|error| ConnectError::Io {
+            peer,
+            what: "prepare a connection",
+            error,
+        })?;
         // On another host the number of a process says nothing here.
         let watch = (self.host == self.peer_host).then(|| ProcessWatch::open(welcomed.process));
         let watch = watch.transpose().map_err(|error| ConnectError::Gone {

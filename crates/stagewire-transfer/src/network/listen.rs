@@ -104,7 +104,7 @@ impl Listening {
         let listening = self.clone();
         match reader {
             Some(reader) => {
-                stream.greeted();
+                stream.greeted().map_err(|error| error.to_string())?;
                 tokio::spawn(listening.serve_reader(stream, reader, session));
             }
             None => {

@@ -2,6 +2,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::net::sockopt;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
@@ -12,6 +13,10 @@ pub(crate) const MAX_STREAM_FRAME: usize = 64 << 10;
 
 /// Above so many unsent bytes, [`Stream::send`] waits.
 const QUEUE: usize = 256 << 10;
+
+/// What was sent and stays unacknowledged for so long means that the other host is gone. On a lane it may mean that the
+/// other process stands still, which the deadlines of its transfers judge.
+const UNACKNOWLEDGED_MS: u32 = 11_000;
 
 /// Bytes of the length in front of each frame.
 const PREFIX: usize = 4;
@@ -46,9 +51,11 @@ impl Stream {
         }
     }
 
-    /// The other side is known: it may send long frames.
-    pub(crate) fn greeted(&self) {
+    /// The other side is known: it may send long frames. From here on, it is lost when it acknowledges nothing for as long
+    /// as [`UNACKNOWLEDGED_MS`].
+    pub(crate) fn greeted(&self) -> io::Result<()> {
         lock(&self.incoming).max_frame = MAX_STREAM_FRAME;
+        Ok(sockopt::set_tcp_user_timeout(&self.socket, UNACKNOWLEDGED_MS)?)
     }
 
     /// The bare socket, where nothing is under way in either direction.
