@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use stagewire_core::{Capability, Handle, Incarnation, PayloadId, Peer, Token, TransferMode};
-use stagewire_transfer::{Host, HostOptions, Memory, listen_unix};
+use stagewire_transfer::{Host, HostOptions, Memory, Network, listen_unix};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -52,6 +52,13 @@ impl Connector {
         })
         .await
         .map_err(StartError::Host)?;
+        let network = match Network::start(Arc::clone(&host), options.network).await {
+            Ok(network) => network,
+            Err(error) => {
+                host.shutdown().await;
+                return Err(StartError::Network(error));
+            }
+        };
         let name = format!("{}.ctl", &incarnation.0.simple().to_string()[..16]);
         let (listener, socket) = match listen_unix(&peers.join(name)) {
             Ok(listening) => listening,
@@ -65,12 +72,14 @@ impl Connector {
             .cma()
             .map_err(|error| tracing::info!(%error, "memory outside the arena is copied into it"))
             .ok();
+        let tcp = network.tcp();
         let peer = Peer {
             incarnation,
             process: host.process(),
             socket: socket.path().to_string_lossy().into_owned(),
             transports: std::iter::once(&shm)
                 .chain(&cma)
+                .chain([&tcp])
                 .map(|transport| transport.address())
                 .collect(),
         };
@@ -93,6 +102,8 @@ impl Connector {
             host,
             shm,
             cma,
+            tcp,
+            network,
             borrow: options.borrow,
             holder,
             links: Links::new(me),
@@ -111,9 +122,14 @@ impl Connector {
         &self.shared.peer
     }
 
-    /// This process's transports and arena.
+    /// This process's arena, and the transports of one host.
     pub fn host(&self) -> &Arc<Host> {
         &self.shared.host
+    }
+
+    /// This process as other hosts reach it.
+    pub fn network(&self) -> &Arc<Network> {
+        &self.shared.network
     }
 
     /// Says who keeps payloads of mode `store` from now on.
@@ -154,6 +170,7 @@ impl Connector {
             arena: shared.host.arena(),
             shm: shared.shm.as_ref(),
             cma: shared.cma.as_deref().filter(|_| shared.borrow == Borrowing::Auto),
+            tcp: (shared.borrow == Borrowing::Auto).then_some(&*shared.tcp),
             copied: &shared.staged,
         };
         let (pages, regions) = Pages::register(&offer, &spec.request, &spec.manifest, tensors)?;
@@ -235,6 +252,7 @@ impl Connector {
     /// Views that consumers of this process still hold stay valid.
     pub async fn close(&self) {
         if self.shared.end() {
+            self.shared.network.shutdown().await;
             self.shared.host.shutdown().await;
         }
     }
@@ -247,6 +265,7 @@ impl Connector {
 impl Drop for Connector {
     fn drop(&mut self) {
         if self.shared.end() {
+            // Dropping the network ends it.
             let host = Arc::clone(&self.shared.host);
             self.shared.runtime.spawn(async move { host.shutdown().await });
         }

@@ -134,10 +134,11 @@ impl Consumer {
             next: 0,
             done: false,
         };
-        let foreign = consumer.handle.regions.iter().find(|region| {
-            let mut transports = consumer.shared.transports();
-            region.len > 0 && !transports.any(|transport| transport.name() == region.transport)
-        });
+        let foreign = consumer
+            .handle
+            .regions
+            .iter()
+            .find(|region| region.len > 0 && access::routes(consumer.shared.transports(), region).next().is_none());
         match foreign {
             Some(region) => Err(consumer.no_transport(region.transport.clone())),
             None => Ok(consumer),

@@ -13,6 +13,8 @@ use crate::LinkError;
 pub enum StartError {
     #[error("the transports of this process did not start")]
     Host(#[source] stagewire_transfer::StartError),
+    #[error("the tcp transport of this process did not start")]
+    Network(#[source] stagewire_transfer::StartError),
     #[error("the payload socket of this process cannot be opened")]
     Socket(#[source] stagewire_transfer::StartError),
 }
@@ -20,13 +22,13 @@ pub enum StartError {
 impl Classify for StartError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::Host(error) | Self::Socket(error) => error.class(),
+            Self::Host(error) | Self::Network(error) | Self::Socket(error) => error.class(),
         }
     }
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Host(error) | Self::Socket(error) => error.reason(),
+            Self::Host(error) | Self::Network(error) | Self::Socket(error) => error.reason(),
         }
     }
 }

@@ -20,6 +20,8 @@ pub(crate) struct Offer<'a> {
     pub(crate) shm: &'a dyn Transport,
     /// For memory outside the arena; `None` where it is copied into the arena instead.
     pub(crate) cma: Option<&'a dyn Transport>,
+    /// For memory outside the arena for which neither cma nor the arena has a place.
+    pub(crate) tcp: Option<&'a dyn Transport>,
     /// Counts bytes that were copied into the arena.
     pub(crate) copied: &'a Arc<AtomicU64>,
 }
@@ -92,16 +94,25 @@ impl Pages {
                 // Where there is no cma, shm says why it does not take it.
                 (memory @ Memory::Writable(_), cma) => (cma.unwrap_or(offer.shm), memory),
                 (Memory::Borrowed(borrowed), None) => {
-                    let staged = Staged::new(offer.arena, borrowed, spec, manifest.chunking());
-                    let staged = staged.map_err(|source| PublishError::Arena {
-                        request: request.to_owned(),
-                        index,
-                        nbytes: spec.nbytes(),
-                        source,
-                    })?;
-                    let memory = Memory::Arena(staged.extent());
-                    pages.staged.push(staged);
-                    (offer.shm, memory)
+                    match (
+                        Staged::new(offer.arena, borrowed.clone(), spec, manifest.chunking()),
+                        offer.tcp,
+                    ) {
+                        (Ok(staged), _) => {
+                            let memory = Memory::Arena(staged.extent());
+                            pages.staged.push(staged);
+                            (offer.shm, memory)
+                        }
+                        (Err(_), Some(tcp)) => (tcp, Memory::Borrowed(borrowed)),
+                        (Err(source), None) => {
+                            return Err(PublishError::Arena {
+                                request: request.to_owned(),
+                                index,
+                                nbytes: spec.nbytes(),
+                                source,
+                            });
+                        }
+                    }
                 }
             };
             let options = RegisterOptions { device: spec.device() };

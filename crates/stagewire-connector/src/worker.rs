@@ -115,11 +115,9 @@ impl Worker {
     /// [`WorkerError`]; nothing is left behind then.
     pub async fn attach(options: WorkerOptions) -> Result<Arc<Self>, WorkerError> {
         let connector = Connector::start(ConnectorOptions {
-            run_dir: options.run_dir.clone(),
-            role: options.stage.clone(),
             arena_limit: options.arena_limit,
             borrow: options.borrow,
-            store: None,
+            ..ConnectorOptions::new(&options.run_dir, options.stage.clone())
         })
         .await?;
         let session = WorkerSession::attach(SessionOptions {

@@ -1,13 +1,13 @@
 use std::path::PathBuf;
 
 use stagewire_core::{ByteCount, Peer, StageName};
-use stagewire_transfer::HostStats;
+use stagewire_transfer::{HostStats, NetworkOptions};
 
 /// How memory outside the arena is offered to consumers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Borrowing {
     /// Consumers read it where it is, by cross-memory attach; where the kernel forbids that, it is copied once into
-    /// the arena.
+    /// the arena; where that has no room, it is sent over `tcp`.
     #[default]
     Auto,
     /// It is always copied once into the arena.
@@ -15,7 +15,7 @@ pub enum Borrowing {
 }
 
 /// Who a connector is and what it may use.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ConnectorOptions {
     /// Run directory: its `peers/` holds the sockets. Made where it is missing, mode 0700.
     pub run_dir: PathBuf,
@@ -27,10 +27,13 @@ pub struct ConnectorOptions {
     pub borrow: Borrowing,
     /// Who keeps payloads of mode `store`.
     pub store: Option<Peer>,
+    /// Where consumers that cannot use the transports of one host pull over `tcp`.
+    pub network: NetworkOptions,
 }
 
 impl ConnectorOptions {
-    /// Options with an arena of 1 GiB, borrowing where it works, and no store.
+    /// Options with an arena of 1 GiB, borrowing where it works, no store, and `tcp` on the loopback
+    /// interface.
     pub fn new(run_dir: impl Into<PathBuf>, role: StageName) -> Self {
         Self {
             run_dir: run_dir.into(),
@@ -38,6 +41,7 @@ impl ConnectorOptions {
             arena_limit: ByteCount(1 << 30),
             borrow: Borrowing::default(),
             store: None,
+            network: NetworkOptions::default(),
         }
     }
 }

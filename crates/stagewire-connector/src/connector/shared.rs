@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use stagewire_core::{Peer, StageName};
-use stagewire_transfer::{Host, SocketFile, Transport};
+use stagewire_transfer::{Host, Network, SocketFile, Transport};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -22,6 +22,8 @@ pub(crate) struct Shared {
     pub(super) host: Arc<Host>,
     pub(super) shm: Arc<dyn Transport>,
     pub(super) cma: Option<Arc<dyn Transport>>,
+    pub(super) tcp: Arc<dyn Transport>,
+    pub(super) network: Arc<Network>,
     pub(super) borrow: Borrowing,
     pub(super) holder: Arc<Holder>,
     pub(super) links: Links,
@@ -77,8 +79,8 @@ impl Shared {
     }
 
     /// The transports that this process can read over.
-    pub(crate) fn transports(&self) -> impl Iterator<Item = &Arc<dyn Transport>> {
-        std::iter::once(&self.shm).chain(&self.cma)
+    pub(crate) fn transports(&self) -> impl Iterator<Item = &Arc<dyn Transport>> + Clone {
+        std::iter::once(&self.shm).chain(&self.cma).chain([&self.tcp])
     }
 
     /// Takes a payload in, and lets it expire; `None` where one of its id is held already.

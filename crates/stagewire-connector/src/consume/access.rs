@@ -1,5 +1,6 @@
 //! The consumer's hold on the memory of a payload: pins, mappings, destinations.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -105,36 +106,28 @@ impl Access {
     ) -> Result<Self, AccessError> {
         let open = handle.regions.iter().enumerate().map(|(index, region)| async move {
             if region.len == 0 {
-                return Ok::<_, AccessError>(Source::Empty);
+                return Ok::<_, AccessError>((Source::Empty, None));
             }
-            let pin = pin(handle, region, transports, deadline).await?;
-            if let Some(destinations) = destinations {
-                let target = Arc::clone(&destinations[index]);
-                return Ok(Source::pulled(pin, target));
-            }
-            if !private && by_name(transports, region).is_some_and(|transport| transport.abilities().map) {
-                return Ok(Source::Mapped(pin.map().await?));
-            }
-            let target = Arc::new(Target::allocate(region.len)?);
-            Ok(Source::pulled(pin, target))
+            let (pin, transport) = pin(handle, region, transports, deadline).await?;
+            let source = if let Some(destinations) = destinations {
+                Source::pulled(pin, Arc::clone(&destinations[index]))
+            } else if !private && transport.abilities().map {
+                Source::Mapped(pin.map().await?)
+            } else {
+                Source::pulled(pin, Arc::new(Target::allocate(region.len)?))
+            };
+            Ok((source, Some(transport.name())))
         });
-        let sources = try_join_all(open).await?;
-        let mut names: Vec<_> = handle.regions.iter().filter(|region| region.len > 0).collect();
-        names.sort_by(|a, b| a.transport.cmp(&b.transport));
-        names.dedup_by(|a, b| a.transport == b.transport);
-        let path = names
-            .iter()
-            .map(|region| region.transport.as_str())
-            .collect::<Vec<_>>()
-            .join("+");
+        let (sources, names): (Vec<_>, Vec<_>) = try_join_all(open).await?.into_iter().unzip();
+        let names: BTreeSet<_> = names.into_iter().flatten().collect();
         Ok(Self {
             sources,
-            path,
+            path: Vec::from_iter(names).join("+"),
             deadline,
         })
     }
 
-    /// The transports that carry the bytes: `shm`, `cma`, `cma+shm`; empty where there are no bytes.
+    /// The transports that carry the bytes: `shm`, `cma`, `cma+shm`, `tcp`; empty where there are no bytes.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
@@ -188,28 +181,55 @@ impl Access {
     }
 }
 
-fn by_name<'a>(transports: &'a [Arc<dyn Transport>], region: &RegionRef) -> Option<&'a Arc<dyn Transport>> {
-    transports.iter().find(|transport| transport.name() == region.transport)
+/// The transports that may reach a region, the better one first: the one that it was registered with; then, for those of
+/// one host, `tcp`, over which the holder serves any memory of its host itself.
+pub(super) fn routes<'a>(
+    transports: impl Iterator<Item = &'a Arc<dyn Transport>> + Clone,
+    region: &RegionRef,
+) -> impl Iterator<Item = &'a Arc<dyn Transport>> {
+    let own = region.transport.clone();
+    let of_one_host = matches!(own.as_str(), "shm" | "cma");
+    let registered = transports.clone().filter(move |transport| transport.name() == own);
+    registered.chain(transports.filter(move |transport| of_one_host && transport.name() == "tcp"))
 }
 
-async fn pin(
+/// Pins a region over the first transport by which its holder can be reached.
+async fn pin<'a>(
     handle: &Handle,
     region: &RegionRef,
-    transports: &[Arc<dyn Transport>],
+    transports: &'a [Arc<dyn Transport>],
     deadline: Option<Duration>,
-) -> Result<Arc<dyn Pinned>, AccessError> {
-    let no_transport = || AccessError::NoTransport(region.transport.clone());
-    let transport = by_name(transports, region).ok_or_else(no_transport)?;
+) -> Result<(Arc<dyn Pinned>, &'a Arc<dyn Transport>), AccessError> {
     let mut options = ConnectOptions::default();
     if let Some(deadline) = deadline {
         options.deadline = options.deadline.min(deadline);
     }
-    let remote = transport
-        .connect(&handle.holder, options)
-        .await
-        .map_err(AccessError::Connect)?;
-    let pin = remote.pin(region, TransferOptions { deadline }).await?;
-    Ok(pin.into())
+    let mut out_of_reach = None;
+    for transport in routes(transports.iter(), region) {
+        match transport.connect(&handle.holder, options.clone()).await {
+            Ok(remote) => {
+                let pin = remote.pin(region, TransferOptions { deadline }).await?;
+                return Ok((pin.into(), transport));
+            }
+            Err(error) if is_out_of_reach(&error) => {
+                // The reason that counts is that of the better transport.
+                out_of_reach.get_or_insert(error);
+            }
+            Err(error) => return Err(AccessError::Connect(error)),
+        }
+    }
+    Err(out_of_reach.map_or_else(
+        || AccessError::NoTransport(region.transport.clone()),
+        AccessError::Connect,
+    ))
+}
+
+/// Whether the holder lives for all that is known, but not within reach of this transport.
+fn is_out_of_reach(error: &ConnectError) -> bool {
+    matches!(
+        error,
+        ConnectError::NotOffered { .. } | ConnectError::OtherHost { .. } | ConnectError::Forbidden { .. }
+    )
 }
 
 #[cfg(test)]

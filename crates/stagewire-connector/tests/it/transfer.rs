@@ -276,3 +276,41 @@ fn random_bundles_come_through() {
         all_gone(&world.connector).await;
     });
 }
+
+/// Whatever it was registered with, `tcp` reads what the transports of one host cannot reach.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_out_of_reach_of_one_host_is_read_over_tcp() {
+    let world = World::new().await;
+    let mut second = world.second().await;
+    let cut = Bundle::one(&[1, 16, 21, 30, 52]).cut(2, 8);
+    for bundle in [cut.clone().seeded(1), cut.borrowed().seeded(2)] {
+        let mut handle = second.publish(&bundle, Owner::Orchestrator).await;
+        handle.holder.transports.retain(|address| address.transport == "tcp");
+        for take in TAKES {
+            let mut consumer = world
+                .connector
+                .consume(handle.clone(), options(take, &handle))
+                .expect("a consumer");
+            let Fetched { tensors, handovers } = consumer.fetch_all().await.expect("the producer lives");
+            bundle.check(&tensors, None);
+            assert!(handovers.iter().all(|handover| handover.path == "tcp"), "{handovers:?}");
+        }
+    }
+}
+
+/// The error is about the transport that the region is registered with, not about the one that could stand in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_out_of_reach_of_every_transport_is_an_error_of_the_first() {
+    let world = World::new().await;
+    let mut second = world.second().await;
+    let mut handle = second.publish(&Bundle::one(&[100]), Owner::Orchestrator).await;
+    handle.holder.transports.clear();
+    let options = options(Take::Views, &handle);
+    let mut consumer = world.connector.consume(handle, options).expect("a consumer");
+    let error = consumer.next().await.expect_err("nothing is offered");
+    assert_eq!(error.class(), ErrorClass::Unsupported, "{error}");
+    let ConsumeError::Connect { source, .. } = error else {
+        panic!("{error}");
+    };
+    assert!(source.to_string().contains("offers no shm"), "{source}");
+}
