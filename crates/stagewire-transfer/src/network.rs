@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-pub(crate) use dial::{Dial, Lanes};
+pub(crate) use dial::{Dial, Lanes, prepare};
 pub(crate) use hooks::{Hooks, LaneServer, Placer};
 pub(crate) use session::Session;
 pub use token::Secret;

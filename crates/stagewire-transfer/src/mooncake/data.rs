@@ -8,6 +8,7 @@
 mod exchange;
 mod pool;
 mod server;
+mod watermark;
 
 pub(crate) use exchange::{ExchangeError, Job, Local};
 pub(crate) use pool::{Pool, PoolError, has_begun};

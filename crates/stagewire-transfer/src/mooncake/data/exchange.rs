@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::net::TcpStream;
 
+use super::watermark::Watermark;
 use super::{Operation, REQUEST, Request, STATUS, Status};
 use crate::copy::Piece;
 use crate::mooncake::vectors::{Turns, Vectors};
@@ -193,7 +194,9 @@ impl<'a> Answers<'a> {
 
     /// Takes all answers that are left.
     async fn receive(&mut self, stream: &TcpStream) -> Result<(), ExchangeError> {
+        let mut watermark = Watermark::new(stream);
         while self.vectors.left() > 0 {
+            watermark.adapt(self.vectors.left());
             let received = self.vectors.receive(stream, &mut self.turns).await;
             self.received(received)?;
         }

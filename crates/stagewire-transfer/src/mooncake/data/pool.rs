@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use super::Operation;
 use super::exchange::{ExchangeError, Job, exchange};
 use crate::copy::Piece;
+use crate::network::prepare;
 
 /// Longest time until a data port has taken a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -120,7 +121,7 @@ impl Pool {
             let stream = timeout(CONNECT, TcpStream::connect((self.host.as_str(), self.port)))
                 .await
                 .map_err(late)??;
-            stream.set_nodelay(true)?;
+            prepare(&stream)?;
             Ok(stream)
         };
         connected.await.map_err(|error| PoolError::Connect {

@@ -9,10 +9,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::watermark::Watermark;
 use super::{Operation, REQUEST, Request, RequestError, STATUS, Status};
 use crate::host::stopped;
 use crate::mooncake::addresses::{Addresses, Held};
 use crate::mooncake::vectors::{Turns, Vectors};
+use crate::network::prepare;
 
 /// Data connections at a time. Each costs a task and a socket.
 const CONNECTIONS: usize = 1024;
@@ -83,7 +85,7 @@ enum Ended {
 
 /// Answers one request after the other, until the peer closes the connection.
 async fn connection(mut stream: TcpStream, addresses: &Addresses) -> Result<(), Ended> {
-    stream.set_nodelay(true)?;
+    prepare(&stream)?;
     let mut head = [0; REQUEST];
     loop {
         match stream.read_exact(&mut head).await {
@@ -150,7 +152,9 @@ async fn take(stream: &TcpStream, held: &Held, len: usize) -> Result<(), Ended> 
     // SAFETY: `held` keeps the bytes in place; their number was checked. `Writable` memory is written only by peers, which
     // answer for what they do to each other, and read only once nobody holds it.
     unsafe { vectors.push(held.as_ptr(), len) };
+    let mut watermark = Watermark::new(stream);
     while vectors.left() > 0 {
+        watermark.adapt(vectors.left());
         unless_over(held, vectors.receive(stream, &mut turns)).await?;
         if !held.is_open() {
             return Err(Ended::Released);

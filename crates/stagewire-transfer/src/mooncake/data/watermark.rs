@@ -1,0 +1,52 @@
+use std::os::fd::AsRawFd;
+
+use libc::{SO_RCVLOWAT, SOL_SOCKET, c_int, socklen_t};
+use tokio::net::TcpStream;
+
+/// Measured with an engine that sends 64 KiB at a time: both sides take a quarter less CPU time than without, and change
+/// threads half as often. Twice as much gains nothing more.
+const MARK: usize = 256 << 10;
+
+/// Lets a connection count as readable only once much is there, for as long as much is to come. Its end, an error or a full
+/// buffer show all the same.
+pub(super) struct Watermark<'a> {
+    stream: &'a TcpStream,
+    mark: usize,
+}
+
+impl<'a> Watermark<'a> {
+    pub(super) fn new(stream: &'a TcpStream) -> Self {
+        Self { stream, mark: 1 }
+    }
+
+    /// Adapts to the bytes that are to come: what is left never waits for more than there is.
+    pub(super) fn adapt(&mut self, left: usize) {
+        self.set(if left >= 2 * MARK { MARK } else { 1 });
+    }
+
+    fn set(&mut self, mark: usize) {
+        if self.mark == mark {
+            return;
+        }
+        let value = mark as c_int;
+        // SAFETY: the option takes an int, which lives until the call returns. Where it fails, the mark stays as it was.
+        let failed = unsafe {
+            libc::setsockopt(
+                self.stream.as_raw_fd(),
+                SOL_SOCKET,
+                SO_RCVLOWAT,
+                (&raw const value).cast(),
+                size_of::<c_int>() as socklen_t,
+            )
+        };
+        if failed == 0 {
+            self.mark = mark;
+        }
+    }
+}
+
+impl Drop for Watermark<'_> {
+    fn drop(&mut self) {
+        self.set(1);
+    }
+}
