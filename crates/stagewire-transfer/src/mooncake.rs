@@ -23,7 +23,6 @@ mod notifications;
 mod options;
 mod segment;
 mod transport;
-mod vectors;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -20,7 +20,7 @@ mod send;
 mod serve;
 #[cfg(test)]
 mod tests;
-mod vectors;
+pub(crate) mod vectors;
 
 use std::io;
 use std::sync::Arc;

@@ -315,3 +315,34 @@ async fn a_peer_that_came_back_under_its_name_is_opened_again() {
         assert!(pull(&*ours.open(engine.name()).await, src).await.expect("pulled") == keyed(1000, 4));
     }
 }
+
+/// A twentieth of the count that a soak has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releases_never_race_requests() {
+    let (ours, other) = (Ours::start().await, Ours::start().await);
+    let segment = ours.open(other.mooncake.name()).await;
+    for round in 0..50 {
+        let expected = keyed(1 << 20, round);
+        let (region, exposed) = other.expose(Borrowed::from(expected.clone()));
+        let src = exposed.buffer();
+        let release = async {
+            sleep(Duration::from_micros(200 * u64::from(round))).await;
+            region.release();
+            timeout(NOTICED_WITHIN, region.idle())
+                .await
+                .expect("the requests are ended");
+        };
+        let (first, second, ()) = tokio::join!(
+            pull_until_error(&segment, src, &expected),
+            pull_until_error(&segment, src, &expected),
+            release
+        );
+        for error in [first, second] {
+            // Refused, or cut off in the middle.
+            assert!(["mooncake.rejected", "peer.lost"].contains(&error.reason()), "{error}");
+        }
+        assert!(segment.lost().is_none(), "the peer lives: {segment:?}");
+    }
+    let stats = other.host.stats();
+    assert_eq!((stats.pins_held, stats.regions), (0, 0), "{stats:?}");
+}

@@ -4,10 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use stagewire_core::{Classify, ErrorClass};
-use stagewire_transfer::{
-    Borrowed, ConnectOptions, Mooncake, MooncakeError, MooncakeOptions, SegmentBuffer, Target, TransferOptions,
-    Writable,
-};
+use stagewire_transfer::{Borrowed, ConnectOptions, Mooncake, MooncakeOptions, SegmentBuffer, Writable};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;

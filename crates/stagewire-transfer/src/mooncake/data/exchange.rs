@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use super::watermark::Watermark;
 use super::{Operation, REQUEST, Request, STATUS, Status};
 use crate::copy::Piece;
-use crate::mooncake::vectors::{Turns, Vectors};
+use crate::tcp::vectors::{Turns, Vectors};
 
 /// Requests of one group. The next group is under way before the answers of the last one are read, so that there are at
 /// most 512 requests without an answer: an engine's queue is that long, and their heads fit into any socket's buffer.
@@ -180,7 +180,8 @@ impl<'a> Answers<'a> {
 
     /// Sends, and takes answers that come meanwhile: a refusal ends it at once.
     async fn while_sending(&mut self, stream: &TcpStream, out: &mut Outgoing) -> Result<io::Result<()>, ExchangeError> {
-        let mut sending = pin!(out.vectors.send(stream));
+        let all = out.vectors.left();
+        let mut sending = pin!(out.vectors.send(stream, all));
         loop {
             tokio::select! {
                 biased;

@@ -1,4 +1,5 @@
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,11 +11,10 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::watermark::Watermark;
-use super::{Operation, REQUEST, Request, RequestError, STATUS, Status};
+use super::{Operation, REQUEST, Request, RequestError, STATUS, Status, prepare};
 use crate::host::stopped;
 use crate::mooncake::addresses::{Addresses, Held};
-use crate::mooncake::vectors::{Turns, Vectors};
-use crate::network::prepare;
+use crate::tcp::vectors::{Turns, Vectors};
 
 /// Data connections at a time. Each costs a task and a socket.
 const CONNECTIONS: usize = 1024;
@@ -58,7 +58,7 @@ pub(crate) async fn serve(listener: TcpListener, addresses: Arc<Addresses>, mut 
         tokio::spawn(async move {
             let _permit = permit;
             let served = tokio::select! {
-                served = connection(stream, &addresses) => served,
+                served = connection(stream, from.ip(), &addresses) => served,
                 () = stopped(&mut stop) => return,
             };
             if let Err(error) = served {
@@ -84,8 +84,8 @@ enum Ended {
 }
 
 /// Answers one request after the other, until the peer closes the connection.
-async fn connection(mut stream: TcpStream, addresses: &Addresses) -> Result<(), Ended> {
-    prepare(&stream)?;
+async fn connection(mut stream: TcpStream, from: IpAddr, addresses: &Addresses) -> Result<(), Ended> {
+    prepare(&stream, from)?;
     let mut head = [0; REQUEST];
     loop {
         match stream.read_exact(&mut head).await {
@@ -127,7 +127,8 @@ async fn give(stream: &TcpStream, held: &Held, len: usize) -> Result<(), Ended> 
         // SAFETY: `held` keeps the bytes in place; their number was checked. They are readable, and the kernel does not
         // mind that a peer may write to them meanwhile.
         unsafe { vectors.push(held.as_ptr().add(at), STEP.min(len - at)) };
-        unless_over(held, vectors.send(stream)).await?;
+        let all = vectors.left();
+        unless_over(held, vectors.send(stream, all)).await?;
         vectors.clear();
     }
     Ok(())
@@ -164,7 +165,7 @@ async fn take(stream: &TcpStream, held: &Held, len: usize) -> Result<(), Ended> 
     let status = Status::Done.encode();
     // SAFETY: the status outlives the vectors.
     unsafe { vectors.push(NonNull::from(&status).cast(), STATUS) };
-    unless_over(held, vectors.send(stream)).await
+    unless_over(held, vectors.send(stream, STATUS)).await
 }
 
 /// Says that a request is refused. What the peer sends after it is thrown away for a while: a socket that is closed with
@@ -175,7 +176,7 @@ async fn refuse(stream: &mut TcpStream) {
         let mut vectors = Vectors::default();
         // SAFETY: the status outlives the vectors.
         unsafe { vectors.push(NonNull::from(&status).cast(), STATUS) };
-        vectors.send(stream).await?;
+        vectors.send(stream, STATUS).await?;
         tokio::io::AsyncWriteExt::shutdown(stream).await?;
         let mut rest = vec![0; 64 << 10];
         while stream.read(&mut rest).await? > 0 {}
