@@ -49,7 +49,7 @@ pub struct ProcessRef {
 /// Where one transport of a peer listens. What the address says is the transport's own affair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportAddress {
-    /// Name of the transport: `shm`, `cma`.
+    /// Name of the transport, such as `shm` or `tcp`.
     pub transport: String,
     /// The transport's own, versioned description of how to reach it.
     pub address: Vec<u8>,

@@ -1,29 +1,51 @@
 //! Moves registered memory between processes.
 //!
-//! *What it is.* The [`Transport`] trait and two transports of one host. With `shm`, payloads lie in the producer's
-//! [`Arena`], and consumers map them read-only or copy them out. With `cma`, they lie anywhere in the producer's memory,
-//! and consumers copy them with `process_vm_readv`. A [`Host`] is what a process needs once: arena, region table, and
-//! the socket at which peers pin regions. [`decorate`] makes any transport slow or faulty, for tests and simulation;
-//! `conformance` (feature `conformance`) checks any transport.
+//! *What it is.* The [`Transport`] trait, and ways to move bytes under it:
 //!
-//! *What it is not.* It knows no tensors, chunks or jobs, only bytes and strided records; it reaches no other host and
-//! no device memory.
+//! | transport | reaches | how |
+//! | --- | --- | --- |
+//! | `shm` ([`Host::shm`]) | this host | payloads lie in the producer's [`Arena`]; consumers map them read-only, or copy them out |
+//! | `cma` ([`Host::cma`]) | this host | payloads lie anywhere in the producer's memory; consumers copy them with `process_vm_readv` |
+//! | `tcp` ([`Network::tcp`]) | any host | the owner sends and receives the bytes itself, over a few connections |
+//! | `mooncake` ([`Mooncake`]) | any host | Mooncake's wire protocol, spoken natively, with peers of ours and of theirs |
+//! | `nixl` ([`Nixl`]) | any host, devices | NVIDIA's NIXL, loaded where it is installed |
+//! | `mooncake-engine` | any host, devices | a transfer engine that the program brings along, such as the one in Mooncake's wheel |
+//!
+//! A [`Host`] is what a process needs once: arena, region table, and the Unix socket at which peers of its host pin
+//! regions. A [`Network`] is what it needs besides, to be reached from other hosts. [`decorate`] makes any transport slow
+//! or faulty, for tests and simulation; `conformance` (feature `conformance`) checks any transport.
+//!
+//! *What it is not.* It knows no tensors, chunks or jobs, only bytes and strided records. It encrypts nothing.
 //!
 //! # How a transfer goes
 //!
 //! The owner registers memory and hands out a [`RegionRef`](stagewire_core::RegionRef): number, generation, and a
-//! 128-bit capability. The reader connects to the owner's data socket (`SOCK_SEQPACKET`, in a directory of mode 0700,
-//! same user only, same incarnation as expected), pins the region, and copies or maps it, all on its own: the owner's
-//! program is not involved. The bytes of a copy count once the kernel says, after it, that the owner still lives: a pin
-//! ends only by the reader's word or together with one of the two processes, so that it was held throughout. The descriptor of an arena segment goes over the socket once; mappings are kept per segment.
+//! 128-bit capability. The reader opens a control connection to the owner and pins the region; then the bytes move, and
+//! the pin ends. Who answers, which life of it, which generation of the region, with which right: all transports learn it
+//! from the control connection, in the same words. They differ in how bytes of a pinned region move.
+//!
+//! On one host, the control connection is a Unix socket (`SOCK_SEQPACKET`, in a directory of mode 0700, same user only),
+//! and the reader copies or maps all on its own: the owner's program is not involved. The bytes of a copy count once the
+//! kernel says, after it, that the owner still lives: a pin ends only by the reader's word or together with one of the two
+//! processes, so that it was held throughout. The descriptor of an arena segment goes over the socket once; mappings are
+//! kept per segment.
+//!
+//! Between hosts it is a TCP connection, where the reader proves with each connection that it has the deployment's token,
+//! if one is set; on other addresses than loopback one must be. Pins end with their connection. Connections that say
+//! nothing, or nonsense, are cut off after 5 s, or as soon as too many of them wait, and keep nobody out meanwhile.
 //!
 //! # Guarantees
 //!
 //! - A pull gives exact bytes or a typed error, and after an error no byte of its batch counts as written ([`Target`]).
 //! - Registered memory goes only when its region is released and every pin has ended: by the reader's word, or by its
-//!   death, seen at once through a pidfd. Where the end of a reader cannot be told, its memory is never reused.
-//! - The death of a peer ends all its transfers with an error, at once. Its silence ends, by the deadline, whatever waits
-//!   for its word; copies out of its pinned memory need none.
+//!   death, seen at once through a pidfd, or through the end of its connection. Where the end of a reader of this host
+//!   cannot be told, its memory is never reused.
+//! - The death of a peer ends all its transfers with an error, at once; that of a whole host after some ten seconds. Its
+//!   silence ends, by the deadline, whatever waits for its word; copies out of its pinned memory need none.
+//! - What is in flight with one peer is bounded in bytes ([`Host::limit_in_flight`]). More waits, in the order it came,
+//!   within its deadline. Only a batch above [`MAX_ROWS`] rows is refused.
+//! - A push writes only memory that its owner registered as [`Memory::Writable`], and such memory shares no byte with any
+//!   other region.
 //! - Readers cannot write to a segment, and nobody can shrink it under them: it is sealed.
 //! - Futures may be dropped at any time. Copies run on blocking threads, except small ones.
 //! - `kill -9` leaves nothing behind but a socket file, which [`sweep`] removes. Segments have no name.
@@ -32,8 +54,10 @@
 //!
 //! - A segment holds many payloads, and a reader of one can see the others: processes of one user trust each other.
 //!   Capabilities keep mistakes apart, not attackers of the same user.
+//! - Who can listen on the network between two hosts sees the bytes, and who can change packets can change them: `tcp`'s
+//!   digests find damage, not malice.
 //! - The owner's promise not to change announced bytes is not enforced ([`Borrowed::new`], [`ExtentMut::open`]).
-//! - Bytes are not hashed. On one host they do not pass through anything that could change them.
+//! - On one host, bytes are not hashed: they do not pass through anything that could change them.
 //! - A fork of a process does not inherit its host.
 //!
 //! # Example
