@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 31] = [
+const OTHER: [&str; 32] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -53,6 +53,7 @@ const OTHER: [&str; 31] = [
     "input.stage",
     "job.cancel",
     "journal.redb",
+    "libnixl.so",
     "memory.current",
     "memory.max",
     "memory.stat",

@@ -73,9 +73,28 @@ impl Default for NixlOptions {
     }
 }
 
-/// Transfers over NIXL.
+/// Transfers over NIXL, of host memory and memory of devices.
 ///
 /// UCX chooses how bytes go, by what both hosts have; `UCX_TLS` and the other variables of UCX restrict it.
+///
+/// # Guarantees
+/// - A peer with another minor release of NIXL is refused: between some of them a transfer never ends.
+/// - A transfer that ran out of time, or whose future was dropped, keeps source, destination and pin until NIXL says that
+///   it is over. Until then, [`Target::is_idle`](crate::Target::is_idle) is false.
+/// - Registered memory is given back only when its region is gone and every peer has forgotten it. Peers forget by
+///   themselves, within a second after their last pin; memory that a peer may still write is not registered again.
+/// - A push that fails after it began is in doubt, except where the peer's process is known to have died.
+/// - One thread posts and looks after all transfers; it sleeps where there are none.
+///
+/// # Non-guarantees
+/// - Where the control connection of a reader on another host breaks, its memory is given back after a minute. NIXL has
+///   no means to cut a peer off; a request that was stuck for longer could still arrive.
+/// - A peer that has the network's token can make its NIXL write where this process registered memory as
+///   [`Memory::Writable`](crate::Memory::Writable), and read all registered memory, with or without a pin.
+/// - Bytes are not hashed.
+///
+/// # Limits
+/// A batch is cut into requests of at most 1024 stretches and 32 MiB, four of them in flight.
 #[derive(Debug)]
 pub struct Nixl {
     network: Arc<Network>,

@@ -13,6 +13,10 @@ use crate::NixlUnavailable;
 
 const BACKEND: &CStr = c"UCX";
 
+/// NIXL's own thread looks after its connections when one of them wakes it, and after so many µs at the latest, in case
+/// UCX misses something. 0 would have it spin.
+const PROGRESS_US: u64 = 10_000;
+
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Space {
@@ -125,7 +129,7 @@ impl Agent {
             listen_port: 0,
             thread_sync: 0,
             workers: 1,
-            progress_delay_us: 0,
+            progress_delay_us: PROGRESS_US,
             listen_delay_us: 0,
             telemetry: false,
             reserved: [0; 8],

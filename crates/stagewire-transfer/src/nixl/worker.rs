@@ -24,16 +24,16 @@ use peer::Peer;
 /// The shortest pause between two looks at requests in flight.
 const SHORT_PAUSE: Duration = Duration::from_micros(20);
 
-/// The longest. A look costs some 10 µs, so a transfer that hangs costs some milliseconds a second. Where bytes flow, a
+/// The longest. A look costs 10 to 50 µs, so a transfer that hangs costs some milliseconds a second. Where bytes flow, a
 /// request is over long before pauses grow so long.
-const LONG_PAUSE: Duration = Duration::from_millis(10);
+const LONG_PAUSE: Duration = Duration::from_millis(25);
 
 /// After so long, nobody waits for a request any more; it is only looked at to free the memory that it holds.
 const HANGING: Duration = Duration::from_secs(60);
 const HANGING_PAUSE: Duration = Duration::from_millis(50);
 
-/// A pause is this part of the time that the youngest request is in flight: waiting adds 3 % at most.
-const PAUSE_SHARE: u32 = 32;
+/// A pause is this part of the time that the youngest request is in flight: waiting adds 4 % at most.
+const PAUSE_SHARE: u32 = 24;
 
 /// Why a job moved not all of its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
