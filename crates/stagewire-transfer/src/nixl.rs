@@ -89,8 +89,8 @@ impl Default for NixlOptions {
 /// # Non-guarantees
 /// - Where the control connection of a reader on another host breaks, its memory is given back after a minute. NIXL has
 ///   no means to cut a peer off; a request that was stuck for longer could still arrive.
-/// - A peer that has the network's token can make its NIXL write where this process registered memory as
-///   [`Memory::Writable`](crate::Memory::Writable), and read all registered memory, with or without a pin.
+/// - UCX opens ports of its own, which know neither token nor capability: who reaches them can read and write this
+///   process's memory. Use it in a network that you trust, and keep UCX to it with `UCX_NET_DEVICES`.
 /// - Bytes are not hashed.
 ///
 /// # Limits
