@@ -6,10 +6,12 @@
 mod control;
 mod handle;
 mod mooncake;
+mod tcp;
 
 pub use control::control;
 pub use handle::handle;
 pub use mooncake::{mooncake_data, mooncake_handshake};
+pub use tcp::tcp_frame;
 
 /// One thing to fuzz.
 #[derive(Debug, Clone, Copy)]
@@ -43,5 +45,10 @@ pub const TARGETS: &[Target] = &[
         name: "mooncake_handshake",
         run: mooncake_handshake,
         seeds: mooncake::handshake_seeds,
+    },
+    Target {
+        name: "tcp_frame",
+        run: tcp_frame,
+        seeds: tcp::seeds,
     },
 ];

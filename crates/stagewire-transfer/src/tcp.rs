@@ -7,7 +7,7 @@
 
 mod ask;
 mod digest;
-mod frame;
+pub(crate) mod frame;
 mod options;
 mod pace;
 mod parts;
@@ -15,7 +15,7 @@ mod pool;
 mod pull;
 mod push;
 mod receive;
-mod rows;
+pub(crate) mod rows;
 mod send;
 mod serve;
 #[cfg(test)]

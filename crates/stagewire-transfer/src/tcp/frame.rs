@@ -169,7 +169,7 @@ pub(crate) fn encode_request(request: &Request, runs: &[Run]) -> Vec<u8> {
 }
 
 /// Where the digest of a request stands. It is computed with zeros there.
-const REQUEST_DIGEST: std::ops::Range<usize> = 48..56;
+pub(crate) const REQUEST_DIGEST: std::ops::Range<usize> = 48..56;
 
 /// Reads the head of a request. Its digest is checked by [`decode_runs`], which sees all of it.
 pub(crate) fn decode_request(head: &[u8; REQUEST_HEAD]) -> Result<Request, FrameError> {

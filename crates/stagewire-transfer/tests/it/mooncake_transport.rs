@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use crate::mooncake::{Ours, owned, whole};
 use crate::mooncake_child::Owner;
 use crate::mooncake_peer::keyed;
-use crate::support;
+use crate::{oracle, support};
 
 const LEN: u64 = 24 << 20;
 const ROUNDS: u64 = 10;
@@ -45,6 +45,11 @@ impl Backend for Mooncakes {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mooncake_conforms() {
     assert_conforms(&Mooncakes).await;
+}
+
+#[test]
+fn mooncake_moves_what_the_oracle_says() {
+    oracle::agrees(&support::runtime(), &Mooncakes, oracle::CASES / 2);
 }
 
 async fn remote(reader: &Ours, owner: &stagewire_core::Peer) -> Arc<dyn Remote> {

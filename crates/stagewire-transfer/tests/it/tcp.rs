@@ -17,6 +17,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::child::Child;
+use crate::oracle;
 use crate::support::{self, Node, cma_works, run_dir};
 
 /// Bytes that sides allow in flight with one peer.
@@ -61,6 +62,14 @@ async fn tcp_conforms_without_digests() {
     let (_parent, dir) = run_dir();
     let digest = false;
     assert_conforms(&OverTcp { dir, digest }).await;
+}
+
+#[test]
+fn tcp_moves_what_the_oracle_says() {
+    for digest in [true, false] {
+        let (_parent, dir) = run_dir();
+        oracle::agrees(&support::runtime(), &OverTcp { dir, digest }, oracle::CASES / 2);
+    }
 }
 
 /// Pulls everything, and compares.
