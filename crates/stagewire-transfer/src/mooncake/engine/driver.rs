@@ -106,6 +106,7 @@ impl<H> Driver<H> {
                             len,
                             bytes,
                             since: now,
+                            looked: false,
                         });
                         self.pace.happened(now);
                     }
@@ -134,12 +135,13 @@ impl<H> Driver<H> {
         while let Some(flight) = self.flights.get(at) {
             let status = flight.member.engine.status(flight.batch);
             if status == EngineStatus::Pending {
+                self.flights[at].looked = true;
                 at += 1;
                 continue;
             }
             let flight = self.flights.swap_remove(at);
             self.in_flight -= flight.len;
-            self.pace.ended(Instant::now(), flight.since, flight.bytes);
+            self.pace.ended(Instant::now(), flight.since, flight.bytes, !flight.looked);
             let failure = match status {
                 EngineStatus::Failed { slice } => Some(self.failed(&flight, slice)),
                 _ => {

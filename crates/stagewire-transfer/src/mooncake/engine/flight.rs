@@ -63,6 +63,8 @@ pub(super) struct Flight {
     pub(super) len: usize,
     pub(super) bytes: u64,
     pub(super) since: Instant,
+    /// Whether a look found it pending.
+    pub(super) looked: bool,
 }
 
 impl<H> Job<H> {

@@ -38,13 +38,18 @@ impl Pace {
         self.last = now;
     }
 
-    /// A batch ended that was submitted at `since`.
-    pub(super) fn ended(&mut self, now: Instant, since: Instant, bytes: u64) {
+    /// A batch ended that was submitted at `since`. With `early`, the first look found it so: it took less than that.
+    ///
+    /// The forecast follows the quickest: what is slept too long is lost, a look too early costs little.
+    pub(super) fn ended(&mut self, now: Instant, since: Instant, bytes: u64, early: bool) {
         if bytes >= TELLING {
             let took = now.duration_since(since.max(self.last));
             let found = took.as_nanos() as f64 / bytes as f64;
-            let before = self.nanos_per_byte.unwrap_or(found);
-            self.nanos_per_byte = Some(before * 0.75 + found * 0.25);
+            self.nanos_per_byte = Some(match self.nanos_per_byte {
+                Some(before) if early => found.min(before) / 2.0,
+                Some(before) if found > before => before + (found - before) / 8.0,
+                _ => found,
+            });
         }
         self.last = now;
     }
@@ -55,7 +60,7 @@ impl Pace {
         let forecast = self.nanos_per_byte.filter(|_| bytes >= TELLING);
         let pause = match forecast.map(|nanos| Duration::from_nanos((nanos * bytes as f64) as u64)) {
             Some(forecast) if elapsed < forecast * 3 / 4 => forecast * 3 / 4 - elapsed,
-            Some(forecast) if elapsed < forecast * 3 / 2 => forecast / PRECISION,
+            Some(forecast) if elapsed < forecast * 2 => forecast / PRECISION,
             _ => elapsed / PATIENCE,
         };
         pause.clamp(SHORTEST, LONGEST)
@@ -79,13 +84,20 @@ mod tests {
             "without a forecast"
         );
         pace.happened(start);
-        pace.ended(after(64), start, 16 * MIB);
+        pace.ended(after(64), start, 16 * MIB, false);
         pace.happened(start);
         assert_eq!(pace.pause(after(8), 16 * MIB), Duration::from_millis(40));
         assert_eq!(pace.pause(after(60), 16 * MIB), Duration::from_millis(1));
         assert_eq!(pace.pause(after(960), 16 * MIB), Duration::from_millis(60));
         assert_eq!(pace.pause(after(100_000), 16 * MIB), LONGEST);
         assert_eq!(pace.pause(start, 1), SHORTEST, "small ones are not forecast");
+        pace.happened(start);
+        pace.ended(after(640), start, 16 * MIB, false);
+        pace.happened(start);
+        assert!(pace.pause(start, 16 * MIB) < Duration::from_millis(110), "one slow transfer counts little");
+        pace.ended(after(100), start, 16 * MIB, true);
+        pace.happened(start);
+        assert!(pace.pause(start, 16 * MIB) < Duration::from_millis(40), "overslept, it believes less");
     }
 
     /// Each look costs some tens of microseconds at most.
