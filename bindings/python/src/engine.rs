@@ -63,6 +63,7 @@ impl EngineTransport {
             bind: parse(py, bind)?,
             advertise: advertise.map(|address| parse(py, address)).transpose()?,
             token: token.map(Secret::new),
+            ..NetworkOptions::default()
         };
         let engine = Arc::new(WheelEngine::new(engine, segment, registers_local));
         let mut options = EngineOptions::default();

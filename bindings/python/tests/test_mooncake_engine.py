@@ -443,6 +443,10 @@ def test_what_cannot_be_an_address_or_memory_is_refused() -> None:
         one.pin(b"nonsense", region.reference)
     with pytest.raises(errors.Invalid):
         one.pin(one.address, b"nonsense")
+    with pytest.raises(errors.Invalid, match="no address"):
+        loopback(host="host.invalid")
+    with pytest.raises(errors.Invalid, match="no address"):
+        loopback(bind="127.0.0.1")
     with pytest.raises(errors.Invalid, match="contiguous"):
         one.register(zeros(100).reshape(10, 10)[:, :5])
     with pytest.raises(errors.Invalid, match="read-only"):

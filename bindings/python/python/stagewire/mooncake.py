@@ -104,6 +104,14 @@ def _protocol(port: int) -> str:
             return str(json.loads(answer.read(length)[1:])["protocol"])
 
 
+def _address(host: str) -> str:
+    """The first address that a name stands for."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise Invalid(f"{host!r} is no address of this host: {error}", reason="argument.address") from error
+
+
 class EngineTransport:
     """This process, as others with such a transport reach it.
 
@@ -120,6 +128,7 @@ class EngineTransport:
         run_dir: Folder for this process's socket; a temporary one where it is left out.
 
     Raises:
+        Invalid: ``host`` or ``bind`` is no address.
         Unsupported: As `make_engine`.
         Unavailable: As `make_engine`, or a socket cannot be made.
         Unauthenticated: A token is missing.
@@ -141,7 +150,7 @@ class EngineTransport:
             return make_engine(host, protocol, devices)
 
         self._remove: Callable[[], object] = lambda: None
-        address = socket.gethostbyname(host)
+        address = _address(host)
         name = f"{host}:{engine.get_rpc_port()}" if engine is not None else ""
         if engine is None:
             engine, name = make()
@@ -154,7 +163,7 @@ class EngineTransport:
             registers_local=protocol != "tcp",
             rebuild=rebuild or make,
             run_dir=run_dir,
-            bind=bind or f"{address}:0",
+            bind=bind or (f"[{address}]:0" if ":" in address else f"{address}:0"),
             advertise=None if bind is None else address,
             token=token,
         )
