@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 /// Connections that have not said who they are yet, at most; with one more, the oldest is cut off. So connections that
@@ -31,21 +32,35 @@ impl Ungreeted {
     where
         F: Future<Output = ()> + Send + 'static,
     {
+        let number = {
+            let mut waiting = self.lock();
+            waiting.next += 1;
+            waiting.next
+        };
+        let greeting = greet(Candidate {
+            ungreeted: self.clone(),
+            number,
+        });
+        // Held back until the handle is in its place, so that a quick greeting finds it there. Spawned without the lock:
+        // where the runtime ends, the task is dropped at once, and its candidate takes the lock.
+        let (begin, may_begin) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            if may_begin.await.is_ok() {
+                greeting.await;
+            }
+        });
         let mut waiting = self.lock();
         if waiting.tasks.len() >= MAX_UNGREETED
             && let Some((_, oldest)) = waiting.tasks.pop_first()
         {
             oldest.abort();
         }
-        let number = waiting.next;
-        waiting.next += 1;
-        let candidate = Candidate {
-            ungreeted: self.clone(),
-            number,
-        };
-        // The lock is held until the handle is in its place, so that a quick greeting finds it there.
-        let task = tokio::spawn(greet(candidate));
         waiting.tasks.insert(number, task.abort_handle());
+        drop(waiting);
+        if begin.send(()).is_err() {
+            // The runtime ends.
+            self.lock().tasks.remove(&number);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -87,6 +102,26 @@ mod tests {
         assert_eq!(reports.recv().await, Some(0));
         assert_eq!(reports.recv().await, Some(1));
         assert_eq!(ungreeted.lock().tasks.len(), MAX_UNGREETED);
+    }
+
+    #[test]
+    fn a_runtime_that_ends_is_not_waited_for() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .build()
+            .expect("a runtime");
+        let handle = runtime.handle().clone();
+        runtime.shutdown_background();
+        let (report, reports) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let _inside = handle.enter();
+            let ungreeted = Arc::new(Ungreeted::default());
+            ungreeted.admit(|candidate| async move { drop(candidate) });
+            let left = ungreeted.lock().tasks.len();
+            report.send(left).expect("waited for");
+        });
+        let left = reports.recv_timeout(std::time::Duration::from_secs(10));
+        assert_eq!(left, Ok(0));
     }
 
     struct Report(usize, tokio::sync::mpsc::UnboundedSender<usize>);
