@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak loom bench peers bench-peers lint format docs requirements clean
+.PHONY: help setup demo test soak loom fuzz bench peers bench-peers lint format docs requirements clean
 
 help: ## list these targets
 	@grep -hE '^[a-z -]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+)[a-z -]*:.*## /\1\t/' | expand -t 16
@@ -21,6 +21,9 @@ soak: setup ## the kill and concurrency tests at full counts
 
 loom: ## the models of shared structures, in every order of their threads (needs no set-up)
 	@scripts/loom
+
+fuzz: ## the decoders of bytes from others, 20 seconds each (needs no set-up but g++)
+	@scripts/fuzz
 
 bench: setup ## what a hand-over costs beside a memcpy of the same bytes
 	@.venv/bin/stagewire bench quick

@@ -108,8 +108,12 @@ impl Chunking {
         let (base, longer, index) = (extent / count, extent % count, u64::from(index));
         let start = index * base + index.min(longer);
         let len = base + u64::from(index < longer);
-        let inner = shape[dim + 1..].iter().product::<u64>() * tensor.dtype().size();
         let rows = shape[..dim].iter().product();
+        // A chunk of an empty tensor lies nowhere, so that it is inside.
+        let inner = match rows {
+            0 => 0,
+            _ => shape[dim + 1..].iter().product::<u64>() * tensor.dtype().size(),
+        };
         let run = Run {
             offset: start * inner,
             width: len * inner,

@@ -27,7 +27,7 @@ fn owner_of_each_byte(shape: &[u64], size: u64, dim: usize, count: u64) -> Vec<u
 proptest! {
     #[test]
     fn chunks_cover_every_byte_exactly_once(
-        shape in prop::collection::vec(1_u64..7, 1..6),
+        shape in prop::collection::vec(0_u64..7, 1..6),
         dim in 0_usize..6,
         count in 1_u32..7,
         dtype in prop::sample::select(DType::all().collect::<Vec<_>>()),
@@ -80,6 +80,19 @@ proptest! {
             let last = u128::from(offset) + u128::from(rows - 1) * u128::from(pitch) + u128::from(width);
             prop_assert!(last <= u128::from(len));
         }
+    }
+}
+
+#[test]
+fn chunks_of_an_empty_tensor_lie_inside_it() {
+    let tensor = TensorSpec::new(DType::BF16, [0, 21, 104]).expect("fits");
+    let chunking = Chunking::new(1, 8).expect("8 chunks");
+    for index in 0..8 {
+        let slice = chunking.slice(&tensor, index).expect("exists");
+        assert_eq!(
+            (slice.run.width * slice.run.rows, slice.run.record().check(0, 0)),
+            (0, Ok(()))
+        );
     }
 }
 

@@ -5,12 +5,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use stagewire_core::{Classify, Record};
+use stagewire_core::{ByteCount, Classify, Record};
 use stagewire_transfer::conformance::{Backend, Side, Violation, assert_conforms};
 use stagewire_transfer::decorate::{Fault, FaultPlan, Mishap, Operation, Recorder, Throttle, ThrottleOptions};
 use stagewire_transfer::{ConnectOptions, RegisterOptions, Target, TransferOptions, Transport};
 
 use crate::{oracle, support};
+
+/// Bytes that sides allow in flight with one peer.
+const IN_FLIGHT: ByteCount = ByteCount(32 << 20);
 
 struct Decorated {
     dir: PathBuf,
@@ -19,8 +22,13 @@ struct Decorated {
 
 #[async_trait]
 impl Backend for Decorated {
+    fn in_flight_limit(&self) -> Option<ByteCount> {
+        Some(IN_FLIGHT)
+    }
+
     async fn side(&self) -> Result<Side, Violation> {
         let host = support::start(&self.dir).await;
+        host.limit_in_flight(IN_FLIGHT);
         let throttled = Arc::new(Throttle::new(host.shm(), ThrottleOptions::default()));
         let faulty = Arc::new(Fault::new(throttled, self.plan.clone()));
         let (for_memory, for_regions) = (host.clone(), host.clone());
