@@ -1,10 +1,13 @@
-"""Chooses a small corpus: choose.py REACHED CORPUS, where REACHED is the control file of a libFuzzer merge."""
+"""Chooses a small corpus: choose.py REACHED CORPUS, where REACHED is the control file of a libFuzzer merge.
+
+Files with a name (`seed-pin`, `found-empty-tensor`) stay; those named by their hash are chosen anew.
+"""
 
 import hashlib
 import sys
 from pathlib import Path
 
-# Seeds included.
+# Files of a corpus.
 MOST = 50
 
 
@@ -18,10 +21,10 @@ def main(reached: Path, corpus: Path) -> None:
         if kind == "FT":
             features[int(index)] = set(rest)
     inputs = [(files[index].read_bytes(), found) for index, found in features.items()]
-    seeds = {path.read_bytes() for path in corpus.glob("seed-*")}
-    seen = set().union(*(found for data, found in inputs if data in seeds))
+    named = {path.read_bytes() for path in corpus.glob("*-*")}
+    seen = set().union(*(found for data, found in inputs if data in named))
     chosen: list[bytes] = []
-    while len(seeds) + len(chosen) < MOST:
+    while len(named) + len(chosen) < MOST:
         # What reaches most that is new; of those the shortest.
         data, found = max(inputs, key=lambda item: (len(item[1] - seen), -len(item[0])))
         if not found - seen:
@@ -29,11 +32,11 @@ def main(reached: Path, corpus: Path) -> None:
         seen |= found
         chosen.append(data)
     for path in corpus.iterdir():
-        if not path.name.startswith("seed-"):
+        if "-" not in path.name:
             path.unlink()
     for data in chosen:
         (corpus / hashlib.sha1(data).hexdigest()).write_bytes(data)
-    print(f"{corpus}: {len(seeds)} seeds and {len(chosen)} inputs")
+    print(f"{corpus}: {len(named)} named and {len(chosen)} chosen")
 
 
 if __name__ == "__main__":
