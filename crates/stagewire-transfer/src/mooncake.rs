@@ -144,7 +144,7 @@ impl Mooncake {
     }
 
     /// Lets any Mooncake peer read a region, and write it where it was registered as
-    /// [`Memory::Writable`](crate::Memory::Writable)(crate::Memory::Writable). The descriptor of this process lists it.
+    /// [`Memory::Writable`](crate::Memory::Writable). The descriptor of this process lists it.
     ///
     /// It ends when the region is released, or the answer dropped. While a request uses the region, it holds a pin.
     ///
@@ -182,9 +182,12 @@ impl Mooncake {
         if let Some(known) = self.segments().get(name).filter(|segment| segment.lost().is_none()) {
             return Ok(known.clone());
         }
-        let segment =
-            Arc::new(Segment::open(name, self.connections, &self.network.host().shared().counters, &options).await?);
-        self.segments().insert(name.to_owned(), segment.clone());
+        let counters = &self.network.host().shared().counters;
+        let segment = Arc::new(Segment::open(name, self.connections, counters, &options).await?);
+        let mut segments = self.segments();
+        // A peer that came back mostly has another name: nobody asks for the old one again.
+        segments.retain(|_, segment| segment.lost().is_none());
+        segments.insert(name.to_owned(), segment.clone());
         Ok(segment)
     }
 

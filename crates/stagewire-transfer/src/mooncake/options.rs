@@ -2,7 +2,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// How this process takes part in Mooncake.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct MooncakeOptions {
     /// Where the handshake port listens; the data port listens on the same address, at a port of its own. Default:
     /// `127.0.0.1:0`. The protocol knows neither encryption nor authentication: name the one interface of a network that

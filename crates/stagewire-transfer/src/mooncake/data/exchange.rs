@@ -114,7 +114,7 @@ pub(crate) async unsafe fn exchange(
 
 /// The requests of one group, followed by their bytes where they write.
 struct Outgoing {
-    _heads: Box<[[u8; REQUEST]]>,
+    _heads: Vec<[u8; REQUEST]>,
     vectors: Vectors,
 }
 
@@ -122,7 +122,7 @@ impl Outgoing {
     /// # Safety
     /// As [`exchange`].
     unsafe fn new(job: &Job<'_>, pieces: &[Piece]) -> Self {
-        let heads: Box<[_]> = pieces.iter().map(|piece| job.request(piece).encode()).collect();
+        let heads: Vec<_> = pieces.iter().map(|piece| job.request(piece).encode()).collect();
         let mut vectors = Vectors::default();
         for (piece, head) in pieces.iter().zip(&heads) {
             // SAFETY: the heads live on the heap, next to the vectors; for the rest the caller vouches.
@@ -141,7 +141,7 @@ impl Outgoing {
 struct Answers<'a> {
     job: &'a Job<'a>,
     pieces: &'a [Piece],
-    statuses: Box<[[u8; STATUS]]>,
+    statuses: Vec<[u8; STATUS]>,
     vectors: Vectors,
     turns: Turns,
     /// Requests whose status was good.
@@ -155,7 +155,7 @@ impl<'a> Answers<'a> {
     /// # Safety
     /// As [`exchange`].
     unsafe fn new(job: &'a Job<'a>, pieces: &'a [Piece]) -> Self {
-        let mut statuses: Box<[_]> = vec![[0; STATUS]; pieces.len()].into();
+        let mut statuses = vec![[0; STATUS]; pieces.len()];
         let mut vectors = Vectors::default();
         for (piece, status) in pieces.iter().zip(&mut statuses) {
             // SAFETY: the statuses live on the heap, next to the vectors; for the rest the caller vouches.

@@ -19,13 +19,13 @@ use crate::tcp::vectors::{Turns, Vectors};
 /// Data connections at a time. Each costs a task and a socket.
 const CONNECTIONS: usize = 1024;
 
-/// A peer that takes or gives no byte of a request for so long is cut off: its request holds memory.
+/// A peer that takes so long for one step of a request is cut off: the request holds memory.
 const STALL: Duration = Duration::from_secs(30);
 
 /// How often a request that moves nothing looks whether its memory may still be used.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Bytes between two looks at whether the memory may still be used.
+/// Bytes of a step: between two looks at whether the memory may still be used.
 const STEP: usize = 4 << 20;
 
 /// How long the rest of a refused write is thrown away, so that the peer reads why before it sees the end.
@@ -77,7 +77,7 @@ enum Ended {
     Refused { operation: Operation, addr: u64, len: u64 },
     #[error("the memory that it uses was released")]
     Released,
-    #[error("it moved nothing for {STALL:?}")]
+    #[error("it moved next to nothing for {STALL:?}")]
     Stalled,
     #[error("{0}")]
     Io(#[from] io::Error),
