@@ -95,7 +95,7 @@ impl NixlPinned {
             stretches: pieces.map(stretch).collect(),
             held,
             progress,
-            done,
+            done: Some(done),
         };
         match peer.worker().run(job, finished).await {
             Ok(held) => Ok(held),

@@ -280,7 +280,10 @@ impl<K> Engine<K> {
                 Turn::GoesOn => self.jobs.push_back(job),
                 Turn::Done => job.succeed(&self.agent),
                 // Bytes may still arrive until the connection is gone.
-                Turn::Failed => peer.mourn(job),
+                Turn::Failed => {
+                    job.answer();
+                    peer.mourn(job);
+                }
             }
         }
     }

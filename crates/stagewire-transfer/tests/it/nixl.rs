@@ -12,9 +12,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stagewire_core::{Incarnation, Peer};
 use stagewire_transfer::conformance::{Backend, Side, Violation, assert_conforms};
-use stagewire_transfer::{
-    Borrowed, Host, HostOptions, Network, NetworkOptions, Nixl, NixlLibrary, NixlOptions, Transport,
-};
+use stagewire_transfer::{Host, HostOptions, Network, NetworkOptions, Nixl, NixlLibrary, NixlOptions, Transport};
 use uuid::Uuid;
 
 use crate::{oracle, support};
@@ -98,11 +96,15 @@ struct TwoAgents {
 impl Backend for TwoAgents {
     async fn side(&self) -> Result<Side, Violation> {
         let end = Arc::new(End::start(&self.dir).await);
-        let nixl = end.nixl.clone();
+        let (nixl, host) = (end.nixl.clone(), end.host.clone());
         Ok(Side {
             transport: end.nixl.clone(),
             peer: end.peer(),
-            memory: Arc::new(|bytes| Borrowed::from(bytes.to_vec()).into()),
+            // From the arena and from elsewhere.
+            memory: Arc::new(move |bytes| {
+                let name = if bytes.len() % 2 == 0 { "shm" } else { "cma" };
+                support::memory(&host, name, bytes)
+            }),
             regions: Arc::new(move || nixl.registrations()),
             keep: end,
         })

@@ -141,7 +141,8 @@ impl<H> Driver<H> {
             }
             let flight = self.flights.swap_remove(at);
             self.in_flight -= flight.len;
-            self.pace.ended(Instant::now(), flight.since, flight.bytes, !flight.looked);
+            self.pace
+                .ended(Instant::now(), flight.since, flight.bytes, !flight.looked);
             let failure = match status {
                 EngineStatus::Failed { slice } => Some(self.failed(&flight, slice)),
                 _ => {

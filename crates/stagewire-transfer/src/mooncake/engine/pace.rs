@@ -94,10 +94,16 @@ mod tests {
         pace.happened(start);
         pace.ended(after(640), start, 16 * MIB, false);
         pace.happened(start);
-        assert!(pace.pause(start, 16 * MIB) < Duration::from_millis(110), "one slow transfer counts little");
+        assert!(
+            pace.pause(start, 16 * MIB) < Duration::from_millis(110),
+            "one slow transfer counts little"
+        );
         pace.ended(after(100), start, 16 * MIB, true);
         pace.happened(start);
-        assert!(pace.pause(start, 16 * MIB) < Duration::from_millis(40), "overslept, it believes less");
+        assert!(
+            pace.pause(start, 16 * MIB) < Duration::from_millis(40),
+            "overslept, it believes less"
+        );
     }
 
     /// Each look costs some tens of microseconds at most.

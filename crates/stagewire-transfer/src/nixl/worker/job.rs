@@ -29,13 +29,24 @@ pub(in crate::nixl) struct Job<K> {
     /// Keeps the memory of both sides in place. It is dropped, or given back, when nothing touches it any more.
     pub(in crate::nixl) held: K,
     pub(in crate::nixl) progress: Arc<Progress>,
-    pub(in crate::nixl) done: oneshot::Sender<Result<K, Fault>>,
+    /// Until it is answered.
+    pub(in crate::nixl) done: Option<oneshot::Sender<Result<K, Fault>>>,
 }
 
 impl<K> Job<K> {
-    pub(super) fn fail(self, fault: Fault) {
-        // Nobody may wait any more.
-        drop(self.done.send(Err(fault)));
+    pub(super) fn fail(mut self, fault: Fault) {
+        self.answer(fault);
+    }
+
+    fn answer(&mut self, fault: Fault) {
+        if let Some(done) = self.done.take() {
+            // Nobody may wait any more.
+            drop(done.send(Err(fault)));
+        }
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.done.as_ref().is_some_and(|done| !done.is_closed())
     }
 }
 
@@ -120,7 +131,7 @@ impl<K> Running<K> {
     }
 
     fn wants_more(&self) -> bool {
-        self.fault.is_none() && self.next < self.job.stretches.len() && !self.job.done.is_closed()
+        self.fault.is_none() && self.next < self.job.stretches.len() && self.job.is_awaited()
     }
 
     /// Looks at the requests in flight, then posts one more.
@@ -236,8 +247,10 @@ impl<K> Running<K> {
             None => {
                 self.deregister(agent);
                 let Job { held, done, .. } = self.job;
-                // Whoever waited may be gone: then what was held comes back and is dropped.
-                drop(done.send(Ok(held)));
+                if let Some(done) = done {
+                    // Whoever waited may be gone: then what was held comes back and is dropped.
+                    drop(done.send(Ok(held)));
+                }
             }
         }
     }
@@ -246,12 +259,19 @@ impl<K> Running<K> {
     pub(super) fn fail(mut self, fault: Fault, agent: &Agent) {
         if self.doomed {
             tracing::warn!(%fault, "memory is kept for ever, because NIXL may still use it");
+            self.job.answer(fault);
             std::mem::forget(self.job.held);
-            drop(self.job.done.send(Err(fault)));
             return;
         }
         self.deregister(agent);
         self.job.fail(fault);
+    }
+
+    /// Says that it failed, while what it holds stays.
+    pub(super) fn answer(&mut self) {
+        if let Some(fault) = &self.fault {
+            self.job.answer(fault.clone());
+        }
     }
 
     /// Ends a job after its connection is gone.
