@@ -10,8 +10,8 @@ mod pool;
 mod server;
 mod watermark;
 
-pub(crate) use exchange::{ExchangeError, Job, Local};
-pub(crate) use pool::{Pool, PoolError, has_begun};
+pub(crate) use exchange::{ExchangeError, Job, Local, Unsettled};
+pub(crate) use pool::{Pool, PoolError};
 pub(crate) use server::serve;
 
 use std::io;

@@ -1,5 +1,4 @@
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -7,7 +6,7 @@ use stagewire_core::{Device, Record};
 use tokio::time::timeout;
 
 use super::MooncakeError;
-use super::data::{ExchangeError, Job, Local, Operation, Pool, PoolError, has_begun};
+use super::data::{ExchangeError, Job, Local, Operation, Pool, PoolError, Unsettled};
 use super::handshake::{Alive, AskError, Descriptor, DescriptorError, MessageKind, Notification, ask, to_json};
 use crate::budget::Budget;
 use crate::copy::{Piece, Plan, Shape};
@@ -113,6 +112,7 @@ impl Segment {
     ) -> Result<(), MooncakeError> {
         let attempt = self.counters.meter(KIND).begin(Direction::Pull);
         host_memory(dst.device())?;
+        self.addressable(src)?;
         let (plan, written) = Plan::new(records, src.len, dst.len(), SHAPE)?;
         let mut claim = dst.claim(written).map_err(TransferError::from)?;
         let job = Job {
@@ -121,11 +121,11 @@ impl Segment {
             local: Local(claim.base()),
             pieces: whole(&plan),
         };
-        let begun = AtomicBool::new(false);
+        let unsettled = Unsettled::default();
         let running = async {
             claim.spend(self.budget.spend(KIND, plan.bytes()).await);
             // SAFETY: the plan was made for these lengths; the claim reserves the bytes and outlives the future.
-            unsafe { self.pool.run(&job, &begun) }.await
+            unsafe { self.pool.run(&job, &unsettled) }.await
         };
         within(&options, running)
             .await
@@ -140,8 +140,8 @@ impl Segment {
     /// `dst`. Succeeds once the peer said that the last byte is in place.
     ///
     /// # Errors
-    /// [`MooncakeError::InDoubt`] where the peer was sent bytes and did not answer in time: they may be written much
-    /// later. Else [`MooncakeError`]; part of the bytes may have been written.
+    /// [`MooncakeError::InDoubt`] where the peer was sent bytes and did not answer, in time or at all: they may be written
+    /// much later. Else [`MooncakeError`]; part of the bytes may have been written, and no more will be.
     ///
     /// # Cancel safety
     /// As after [`MooncakeError::InDoubt`]. `src` is not read any more.
@@ -154,6 +154,7 @@ impl Segment {
     ) -> Result<(), MooncakeError> {
         let attempt = self.counters.meter(KIND).begin(Direction::Push);
         host_memory(src.device())?;
+        self.addressable(dst)?;
         let (plan, _) = Plan::new(records, src.len(), dst.len, SHAPE)?;
         let job = Job {
             operation: Operation::Write,
@@ -161,28 +162,28 @@ impl Segment {
             local: Local(src.as_ptr()),
             pieces: whole(&plan),
         };
-        let begun = AtomicBool::new(false);
+        let unsettled = Unsettled::default();
         let running = async {
             let _spent = self.budget.spend(KIND, plan.bytes()).await;
             // SAFETY: the plan was made for these lengths; `src` is borrowed until the future is done or dropped.
-            unsafe { self.pool.run(&job, &begun) }.await
+            unsafe { self.pool.run(&job, &unsettled) }.await
         };
-        match within(&options, running).await {
+        let error = match within(&options, running).await {
             Some(Ok(())) => {
                 attempt.succeeded(plan.bytes());
-                Ok(())
+                return Ok(());
             }
-            Some(Err(error)) => Err(self.failed(error)),
-            None if has_begun(&begun) => Err(MooncakeError::InDoubt {
-                segment: self.name.clone(),
-                bytes: plan.bytes(),
-                how: format!(
-                    "it did not confirm them within {:?}",
-                    options.deadline.unwrap_or_default()
-                ),
-            }),
-            None => Err(self.late("the push", &options)),
+            Some(Err(error)) => self.failed(error),
+            None => self.late("the push", &options),
+        };
+        if !unsettled.any() {
+            return Err(error);
         }
+        Err(MooncakeError::InDoubt {
+            segment: self.name.clone(),
+            bytes: plan.bytes(),
+            how: error.to_string(),
+        })
     }
 
     /// Sends a notification, and waits until the peer has taken it.
@@ -217,6 +218,17 @@ impl Segment {
             Ok(alive) => Err(unanswered(&self.name, kind, format!("{alive:?}"))),
             Err(error) => Err(unanswered(&self.name, kind, error.to_string())),
         }
+    }
+
+    /// Refuses memory that leaves 64-bit addresses, as the peer would.
+    fn addressable(&self, buffer: SegmentBuffer) -> Result<(), MooncakeError> {
+        let SegmentBuffer { address, len } = buffer;
+        let rejected = || MooncakeError::Rejected {
+            segment: self.name.clone(),
+            address,
+            len,
+        };
+        address.checked_add(len).map(drop).ok_or_else(rejected)
     }
 
     fn late(&self, what: &'static str, options: &TransferOptions) -> MooncakeError {

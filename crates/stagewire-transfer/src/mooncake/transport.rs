@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -7,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
 use tokio::time::timeout;
 
-use super::data::{ExchangeError, Job, Local, Operation, Pool, PoolError, has_begun};
+use super::data::{ExchangeError, Job, Local, Operation, Pool, PoolError, Unsettled};
 use super::segment::{SHAPE, chain, whole};
 use super::{Mooncake, lock};
 use crate::link::{Grip, Link};
@@ -135,8 +134,7 @@ impl Pinned for MooncakePinned {
 
     async fn pull(&self, records: &[Record], dst: &Target, options: TransferOptions) -> Result<(), TransferError> {
         pull::host_memory(KIND.name(), dst)?;
-        let (grip, begun) = (&self.grip, AtomicBool::new(false));
-        let begun = &begun;
+        let (grip, unsettled) = (&self.grip, &Unsettled::default());
         pull_with(grip, records, dst, &options, SHAPE, |plan, claim| async move {
             let job = Job {
                 operation: Operation::Read,
@@ -145,7 +143,7 @@ impl Pinned for MooncakePinned {
                 pieces: whole(&plan),
             };
             // SAFETY: the plan was made for these lengths; the claim reserves the bytes and outlives the future.
-            let ran = unsafe { self.pool.run(&job, begun) }.await;
+            let ran = unsafe { self.pool.run(&job, unsettled) }.await;
             if let Err(error) = ran {
                 return Err(self.failed("pull", error).await);
             }
@@ -159,8 +157,7 @@ impl Pinned for MooncakePinned {
     /// Not all or nothing: records may be written while others are not.
     async fn push(&self, records: &[Record], src: &Memory, options: TransferOptions) -> Result<(), TransferError> {
         push::host_memory(KIND.name(), src)?;
-        let (grip, begun) = (&self.grip, AtomicBool::new(false));
-        let flag = &begun;
+        let (grip, unsettled) = (&self.grip, &Unsettled::default());
         let pushed = push_with(grip, records, src, &options, SHAPE, |plan| async move {
             let job = Job {
                 operation: Operation::Write,
@@ -169,22 +166,27 @@ impl Pinned for MooncakePinned {
                 pieces: whole(&plan),
             };
             // SAFETY: the plan was made for these lengths; `src` is borrowed until the future is done or dropped.
-            match unsafe { self.pool.run(&job, flag) }.await {
+            match unsafe { self.pool.run(&job, unsettled) }.await {
                 Ok(()) => Ok(()),
                 Err(error) => Err(self.failed("push", error).await),
             }
         })
         .await;
-        match pushed {
-            Err(error @ TransferError::Deadline { .. }) if has_begun(&begun) => Err(TransferError::InDoubt {
+        pushed.map_err(|error| {
+            // What a dead process had as memory is gone with it.
+            let is_settled =
+                !unsettled.any() || (matches!(error, TransferError::PeerLost { .. }) && grip.link().is_dead());
+            if is_settled {
+                return error;
+            }
+            TransferError::InDoubt {
                 peer: grip.link().peer(),
                 pid: grip.link().process().pid,
                 region: grip.region(),
                 bytes: records.iter().map(Record::nbytes).sum(),
                 how: error.to_string(),
-            }),
-            pushed => pushed,
-        }
+            }
+        })
     }
 
     async fn map(&self) -> Result<Mapping, TransferError> {

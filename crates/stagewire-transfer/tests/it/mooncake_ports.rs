@@ -4,12 +4,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use stagewire_core::{Classify, ErrorClass};
-use stagewire_transfer::{Borrowed, ConnectOptions, Mooncake, MooncakeOptions, SegmentBuffer, Writable};
+use stagewire_transfer::{
+    Borrowed, ConnectOptions, Mooncake, MooncakeOptions, SegmentBuffer, TransferOptions, Writable,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use crate::mooncake::{Ours, owned, pull};
+use crate::mooncake::{Ours, owned, pull, whole};
 use crate::mooncake_peer::{Engine, keyed, wheel_works};
 use crate::support::until;
 
@@ -260,6 +262,57 @@ async fn peers_without_acknowledgements_are_refused() {
         (ErrorClass::Corrupt, "mooncake.protocol"),
         "{error}"
     );
+}
+
+/// A push whose answer never comes is in doubt, however the connection ended; a refused one is not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_without_its_answer_is_in_doubt() {
+    let ours = Ours::start().await;
+    let (source, records) = (Borrowed::from(keyed(1000, 3)).into(), whole(1000));
+    let dst = SegmentBuffer {
+        address: 4096,
+        len: 1000,
+    };
+    let cases: [(&[u8], ErrorClass, &str); 4] = [
+        (b"", ErrorClass::Unavailable, "transfer.in_doubt"),
+        (b"\0\0\0", ErrorClass::Unavailable, "transfer.in_doubt"),
+        (&[5; 8], ErrorClass::Unavailable, "transfer.in_doubt"),
+        (REJECTED, ErrorClass::NotFound, "mooncake.rejected"),
+    ];
+    for (answer, class, reason) in cases {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            stream.read_exact(&mut [0; 1024]).await.expect("a request");
+            stream.write_all(answer).await.expect("it listens");
+        });
+        let json = format!(r#"{{"protocol":"tcp","tcp_data_port":{port},"tcp_proto_version":2}}"#);
+        let segment = ours.open(&pretend(json).await).await;
+        let pushed = segment.push(dst, &records, &source, TransferOptions::default());
+        let pushed = timeout(Duration::from_secs(10), pushed).await.expect("ends");
+        let error = pushed.expect_err("no answer");
+        assert_eq!((error.class(), error.reason()), (class, reason), "{error}");
+        // Nobody listens any more: not a byte was sent.
+        let pushed = segment.push(dst, &records, &source, TransferOptions::default());
+        assert_eq!(pushed.await.expect_err("gone").reason(), "peer.lost");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_leaves_64_bit_addresses_is_not_asked_for() {
+    let (ours, other) = (Ours::start().await, Ours::start().await);
+    let segment = ours.open(other.mooncake.name()).await;
+    let buffer = SegmentBuffer {
+        address: u64::MAX - 10,
+        len: 1000,
+    };
+    let error = pull(&segment, buffer).await.expect_err("nothing is there");
+    assert_eq!(error.reason(), "mooncake.rejected", "{error}");
+    let (source, records) = (Borrowed::from(vec![1; 1000]).into(), whole(1000));
+    let pushed = segment.push(buffer, &records, &source, TransferOptions::default());
+    let error = pushed.await.expect_err("nothing is there");
+    assert_eq!(error.reason(), "mooncake.rejected", "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

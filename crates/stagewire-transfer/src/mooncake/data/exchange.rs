@@ -1,7 +1,7 @@
 use std::io;
 use std::pin::pin;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::net::TcpStream;
 
@@ -75,7 +75,19 @@ impl Job<'_> {
     }
 }
 
-/// Runs a job on one connection. `begun` is set before the first byte is sent.
+/// Counts connections on which requests were begun and neither all answered nor refused: the peer may still do what they
+/// ask for, however the connection ended.
+#[derive(Debug, Default)]
+pub(crate) struct Unsettled(AtomicUsize);
+
+impl Unsettled {
+    /// Whether the peer may still do anything.
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 0
+    }
+}
+
+/// Runs a job on one connection, which is unsettled from before its first byte until its end.
 ///
 /// # Safety
 /// The pieces must lie inside this side's memory, which must stay in place until the future is done or dropped; for a
@@ -87,11 +99,23 @@ impl Job<'_> {
 pub(crate) async unsafe fn exchange(
     stream: &TcpStream,
     job: &Job<'_>,
-    begun: &AtomicBool,
+    unsettled: &Unsettled,
 ) -> Result<(), ExchangeError> {
+    unsettled.0.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: the caller's contract.
+    let ended = unsafe { converse(stream, job) }.await;
+    // What came before a refusal was answered; what follows it, the peer throws away.
+    if matches!(ended, Ok(()) | Err(ExchangeError::Rejected { .. })) {
+        unsettled.0.fetch_sub(1, Ordering::Relaxed);
+    }
+    ended
+}
+
+/// # Safety
+/// As [`exchange`].
+async unsafe fn converse(stream: &TcpStream, job: &Job<'_>) -> Result<(), ExchangeError> {
     let mut before: Option<Answers<'_>> = None;
     for pieces in job.pieces.chunks(GROUP) {
-        begun.store(true, Ordering::Relaxed);
         // SAFETY: the caller's contract.
         let (mut out, mut next) = unsafe { (Outgoing::new(job, pieces), Answers::new(job, pieces)) };
         let due = before.as_mut().unwrap_or(&mut next);

@@ -1,5 +1,4 @@
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::exchange::{ExchangeError, Job, exchange};
+use super::exchange::{ExchangeError, Job, Unsettled, exchange};
 use super::{Operation, prepare};
 use crate::copy::Piece;
 
@@ -53,33 +52,33 @@ impl Pool {
         }
     }
 
-    /// Runs a job, a large one on two connections. `begun` tells whether a request may have reached the peer.
+    /// Runs a job, a large one on two connections. `unsettled` tells whether the peer may still do any of it.
     ///
     /// # Safety
     /// As [`exchange`].
     ///
     /// # Cancel safety
     /// As [`exchange`]; its connections are closed.
-    pub(crate) async unsafe fn run(&self, job: &Job<'_>, begun: &AtomicBool) -> Result<(), PoolError> {
+    pub(crate) async unsafe fn run(&self, job: &Job<'_>, unsettled: &Unsettled) -> Result<(), PoolError> {
         let halves = halves(job.pieces);
         let [first, second] = &halves;
         if second.is_empty() {
             // SAFETY: the caller's contract.
-            return unsafe { self.run_on_one(job, begun) }.await;
+            return unsafe { self.run_on_one(job, unsettled) }.await;
         }
         let (first, second) = (Job { pieces: first, ..*job }, Job { pieces: second, ..*job });
         // SAFETY: the caller's contract; no byte is in both halves.
-        let (first, second) = unsafe { (self.run_on_one(&first, begun), self.run_on_one(&second, begun)) };
+        let (first, second) = unsafe { (self.run_on_one(&first, unsettled), self.run_on_one(&second, unsettled)) };
         try_join(first, second).await.map(drop)
     }
 
     /// # Safety
     /// As [`exchange`].
-    async unsafe fn run_on_one(&self, job: &Job<'_>, begun: &AtomicBool) -> Result<(), PoolError> {
+    async unsafe fn run_on_one(&self, job: &Job<'_>, unsettled: &Unsettled) -> Result<(), PoolError> {
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         if let Some(stream) = self.take() {
             // SAFETY: the caller's contract.
-            match unsafe { exchange(&stream, job, begun) }.await {
+            match unsafe { exchange(&stream, job, unsettled) }.await {
                 Ok(()) => {
                     self.give(stream);
                     return Ok(());
@@ -91,7 +90,7 @@ impl Pool {
         }
         let stream = self.connect().await?;
         // SAFETY: the caller's contract.
-        unsafe { exchange(&stream, job, begun) }.await?;
+        unsafe { exchange(&stream, job, unsettled) }.await?;
         self.give(stream);
         Ok(())
     }
@@ -151,11 +150,6 @@ fn halves(pieces: &[Piece]) -> [Vec<Piece>; 2] {
         }
     }
     [first, second]
-}
-
-/// Whether the job's requests may have reached the peer.
-pub(crate) fn has_begun(begun: &AtomicBool) -> bool {
-    begun.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]
