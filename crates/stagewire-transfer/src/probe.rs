@@ -246,6 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::print_stderr, reason = "a skip must be visible")]
     fn every_way_copies_the_same_bytes() {
         let probe = Probe::start().expect("a thread");
         let shapes = [(1, 3 * PART + 5), (4, PART + 77), (300, 4097), (1, 1), (5000, 9)];

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
@@ -103,7 +103,7 @@ impl Engine for Local {
 
 struct InProcess(PathBuf);
 
-async fn network(dir: &PathBuf) -> (Arc<Host>, Arc<Network>) {
+async fn network(dir: &Path) -> (Arc<Host>, Arc<Network>) {
     let host = support::start(dir).await;
     host.limit_in_flight(IN_FLIGHT);
     let network = Network::start(host.clone(), NetworkOptions::default()).await;
