@@ -5,11 +5,13 @@
 
 mod control;
 mod handle;
+mod lane;
 mod mooncake;
 mod tcp;
 
 pub use control::control;
 pub use handle::handle;
+pub use lane::lane;
 pub use mooncake::{mooncake_data, mooncake_handshake};
 pub use tcp::tcp_frame;
 
@@ -35,6 +37,11 @@ pub const TARGETS: &[Target] = &[
         name: "handle",
         run: handle,
         seeds: handle::seeds,
+    },
+    Target {
+        name: "lane",
+        run: lane,
+        seeds: lane::seeds,
     },
     Target {
         name: "mooncake_data",

@@ -217,16 +217,7 @@ pub(crate) fn decode_runs(head: &[u8; REQUEST_HEAD], runs: &[u8]) -> Result<Vec<
     if said != found {
         return Err(FrameError::Digest { said, found });
     }
-    let (runs, _) = runs.as_chunks::<RUN>();
-    let runs: Vec<Run> = runs
-        .iter()
-        .map(|run| Run {
-            offset: word(run, 0),
-            width: word(run, 8),
-            rows: word(run, 16),
-            pitch: word(run, 24),
-        })
-        .collect();
+    let runs: Vec<Run> = read_runs(runs).collect();
     let sum = runs
         .iter()
         .try_fold(0_u64, |sum, run| sum.checked_add(run.nbytes()?))
@@ -236,6 +227,17 @@ pub(crate) fn decode_runs(head: &[u8; REQUEST_HEAD], runs: &[u8]) -> Result<Vec<
         return Err(FrameError::Sum { said, total, sum });
     }
     Ok(runs)
+}
+
+/// Whole runs, as they stand in a request.
+pub(crate) fn read_runs(bytes: &[u8]) -> impl Iterator<Item = Run> {
+    let (runs, _) = bytes.as_chunks::<RUN>();
+    runs.iter().map(|run| Run {
+        offset: word(run, 0),
+        width: word(run, 8),
+        rows: word(run, 16),
+        pitch: word(run, 24),
+    })
 }
 
 /// Bytes of a head. For a data frame with a digest, `payload` is that of its payload; else it is ignored.

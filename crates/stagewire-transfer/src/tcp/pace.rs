@@ -6,8 +6,8 @@ use std::time::Duration;
 use stagewire_core::ByteCount;
 use tokio::time::{Instant, sleep_until};
 
-/// So much sending time may be made up for: what a late timer costs, not more.
-const BURST: Duration = Duration::from_millis(10);
+/// So much sending time may be made up for: what late timers of a busy machine cost, not more.
+const BURST: Duration = Duration::from_millis(50);
 
 /// Whoever sends waits for its turn here, so that all lanes together keep the bound.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ mod tests {
             for idle in [Duration::ZERO, Duration::from_secs(60)] {
                 let begun = Instant::now() + idle;
                 let took = takes(limit, 2 * rate as usize, begun).as_secs_f64();
-                assert!((1.95..2.05).contains(&took), "{took} s at {rate}");
+                assert!((1.9..2.05).contains(&took), "{took} s at {rate}");
             }
         }
     }

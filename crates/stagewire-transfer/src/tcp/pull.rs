@@ -47,14 +47,14 @@ impl TcpPinned {
         let parts = parts(records, MAX_RECORDS, if spread { share } else { u64::MAX });
         let parts = Mutex::new(VecDeque::from(parts));
         let pool = lanes.pool(options.lanes);
-        let mut turns = vec![pool.turn().await];
-        if spread {
-            turns.extend(std::iter::from_fn(|| pool.try_turn()));
+        let turn = pool.turn().await;
+        if !spread {
+            // SAFETY: the caller's contract.
+            return unsafe { self.pull_parts(pool, turn, &parts, local).await };
         }
+        let turns = std::iter::once(turn).chain(std::iter::from_fn(|| pool.try_turn()));
         // SAFETY: the caller's contract; parts are disjoint, and each is taken once.
-        let workers = turns
-            .into_iter()
-            .map(|turn| unsafe { self.pull_parts(pool, turn, &parts, local) });
+        let workers = turns.map(|turn| unsafe { self.pull_parts(pool, turn, &parts, local) });
         try_join_all(workers).await.map(drop)
     }
 

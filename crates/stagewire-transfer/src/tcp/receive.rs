@@ -46,7 +46,7 @@ pub(crate) async unsafe fn receive(
     let total = rows.bytes();
     let (mut vectors, mut gathered) = (Vectors::default(), Vec::new());
     let mut corrupt = None;
-    let mut heads = [[0_u8; HEAD]; 2];
+    let (mut heads, mut behind) = ([[0_u8; HEAD]; 2], 0_u8);
     let (mut cursor, mut at) = (Cursor::default(), 0);
     // The head of the first frame comes with its payload, that of each other one with the payload before it.
     let mut proven = false;
@@ -64,8 +64,13 @@ pub(crate) async unsafe fn receive(
             lay_out(&expected, base, rows, &mut cursor, &mut gathered, &mut vectors);
             if next < total {
                 vectors.push(NonNull::from(&mut *following).cast(), HEAD);
+            } else {
+                // A call that could have brought one more byte shows that nothing is left to receive, which spares the
+                // next transfer a call that brings nothing.
+                vectors.push(NonNull::from(&mut behind), 1);
             }
         }
+        let spare = usize::from(next == total);
         let behind_head = vectors.left() - if at == 0 { HEAD } else { 0 };
         loop {
             if !proven && vectors.left() <= behind_head {
@@ -73,10 +78,14 @@ pub(crate) async unsafe fn receive(
                 framing.digest = prove(head, &expected)?;
                 proven = true;
             }
-            if vectors.left() == 0 {
+            if vectors.left() <= spare {
                 break;
             }
             vectors.receive(stream, &mut turns).await?;
+        }
+        if vectors.left() < spare {
+            let error = io::Error::new(io::ErrorKind::InvalidData, "bytes behind the end of a transfer");
+            return Err(error.into());
         }
         // SAFETY: the caller vouches for the rows, and the vectors are filled.
         let digest = unsafe { settle(&framing.head(at, total), base, rows, begin, &gathered) };

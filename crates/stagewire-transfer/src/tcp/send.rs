@@ -123,7 +123,7 @@ unsafe fn lay_out(
         // SAFETY: the caller's contract.
         unsafe {
             let at = base.at(offset);
-            digest.add(at, width, len);
+            digest.add_cold(at, width, len);
             vectors.push(at, width);
         }
     });
