@@ -91,6 +91,8 @@ impl Default for NixlOptions {
 ///   no means to cut a peer off; a request that was stuck for longer could still arrive.
 /// - UCX opens ports of its own, which know neither token nor capability: who reaches them can read and write this
 ///   process's memory. Use it in a network that you trust, and keep UCX to it with `UCX_NET_DEVICES`.
+/// - Where UCX has nothing but TCP, it ends the *owner's* process when a reader dies in the middle of a pull and cannot be
+///   answered (seen with UCX 1.23). Between hosts without RDMA, use `tcp`.
 /// - Bytes are not hashed.
 ///
 /// # Limits

@@ -96,10 +96,22 @@ impl Child {
 
     /// Has it do something, and gives its answer.
     pub(crate) async fn ask<T: DeserializeOwned>(&mut self, command: &str) -> T {
-        self.stdin
-            .write_all(format!("{command}\n").as_bytes())
-            .await
-            .expect("it listens");
+        self.tell(command).await;
+        self.answer().await
+    }
+
+    /// Has the pull of a reader begin that was told to block, and waits until its bytes are in flight.
+    pub(crate) async fn begin(&mut self, command: &str) {
+        self.tell(command).await;
+        self.answer::<()>().await;
+    }
+
+    async fn tell(&mut self, command: &str) {
+        let line = format!("{command}\n");
+        self.stdin.write_all(line.as_bytes()).await.expect("it listens");
+    }
+
+    pub(crate) async fn answer<T: DeserializeOwned>(&mut self) -> T {
         let marked = async {
             while let Some(line) = self.lines.next_line().await.expect("its output") {
                 if let Some((_, text)) = line.split_once(MARK) {
@@ -281,7 +293,16 @@ async fn read(end: End) {
                 lines.recv().await.expect("the parent goes on");
                 let before = worker_time();
                 let deadline = Some(Duration::from_secs(3));
-                let pulled = pinned.pull(&whole, &target, TransferOptions { deadline }).await;
+                let pull = pinned.pull(&whole, &target, TransferOptions { deadline });
+                let begun = async {
+                    let stats = || end.nixl.stats();
+                    support::until("bytes are in flight", || {
+                        stats().in_flight_bytes > 0 || stats().pulls > 1
+                    })
+                    .await;
+                    say(&());
+                };
+                let (pulled, ()) = tokio::join!(pull, begun);
                 let cost = worker_time() - before;
                 say(&(pulled.map_err(|error| error.reason().to_owned()), cost));
             }
