@@ -12,7 +12,7 @@ use super::pace::Pace;
 use super::pool::Lane;
 use super::receive::{ReceiveError, receive};
 use super::rows::{Rows, Run};
-use super::send::{Base, Framing, send};
+use super::send::{Base, Framing, Source, send};
 use super::serve::{receive_head, send_head};
 use super::vectors::{Turns, Vectors};
 
@@ -30,6 +30,8 @@ const HASHED_FRAME: u32 = 256 << 10;
 pub(crate) struct Local {
     pub(crate) base: Base,
     pub(crate) len: u64,
+    /// Whether peers may write it during a push from it.
+    pub(crate) changes: bool,
 }
 
 /// What the peer is asked for.
@@ -129,8 +131,12 @@ pub(crate) async unsafe fn push(
             // The owner adds digests where only it wants them.
             digest: expect(stream, transfer, FrameKind::Ready).await?.digest,
         };
+        let source = Source {
+            base: local.base,
+            changes: local.changes,
+        };
         // SAFETY: the rows were checked against the memory; for the rest the caller vouches.
-        unsafe { send(stream, framing, pace, local.base, &rows).await? };
+        unsafe { send(stream, framing, pace, source, &rows).await? };
         expect(stream, transfer, FrameKind::Staged).await?;
     }
     asked.store(true, Ordering::Relaxed);

@@ -110,7 +110,7 @@ pub(crate) struct Head {
 pub(crate) enum Refusal {
     /// This session has no such pin.
     NotHeld,
-    /// A run leaves the region.
+    /// A run leaves the region, or a push writes bytes of it twice.
     Bounds,
     /// The region was registered for reading only.
     ReadOnly,

@@ -29,7 +29,18 @@ impl TcpPinned {
             let base = Base(claim.base());
             // SAFETY: the records were checked for the target. The claim keeps it and reserves their bytes; it is given
             // up after this future, which alone writes.
-            let pulled = unsafe { self.pull_into(records, plan.bytes(), Local { base, len }).await };
+            let pulled = unsafe {
+                self.pull_into(
+                    records,
+                    plan.bytes(),
+                    Local {
+                        base,
+                        len,
+                        changes: false,
+                    },
+                )
+                .await
+            };
             finish(self, claim, pulled).await
         })
         .await

@@ -53,6 +53,7 @@ impl TcpPinned {
         let local = Local {
             base: Base(src.as_ptr()),
             len: src.len(),
+            changes: src.is_writable(),
         };
         // SAFETY: the records were checked for this memory, which the caller of `push` keeps, and which is readable by
         // its own contract.

@@ -51,10 +51,19 @@ impl Base {
     }
 }
 
+/// Memory whose bytes are to be sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source {
+    pub(crate) base: Base,
+    /// Whether peers may write it meanwhile. Then the payload of a frame with a digest is a copy, of which both are made.
+    pub(crate) changes: bool,
+}
+
 /// Sends all rows, at the given pace.
 ///
 /// # Safety
-/// The rows must lie inside readable memory from `base` on that stays in place until this future is done or dropped.
+/// The rows must lie inside readable memory from the source's base on that stays in place until this future is done or
+/// dropped, and that nobody writes meanwhile, unless the source says so.
 ///
 /// # Cancel safety
 /// The stream is of no further use, unless nothing was to be sent.
@@ -62,7 +71,7 @@ pub(crate) async unsafe fn send(
     stream: &TcpStream,
     framing: Framing,
     pace: &Pace,
-    base: Base,
+    source: Source,
     rows: &Rows,
 ) -> io::Result<()> {
     let (mut vectors, mut gathered) = (Vectors::default(), Vec::new());
@@ -75,7 +84,7 @@ pub(crate) async unsafe fn send(
         // SAFETY: the head outlives the vectors; for the rest the caller vouches.
         unsafe {
             vectors.push(front.0, HEAD);
-            let digest = lay_out(&head, base, rows, &mut cursor, &mut gathered, &mut vectors);
+            let digest = lay_out(&head, source, rows, &mut cursor, &mut gathered, &mut vectors);
             front.0.cast().write(encode_head(&head, digest));
         }
         while vectors.left() > 0 {
@@ -87,20 +96,20 @@ pub(crate) async unsafe fn send(
     Ok(())
 }
 
-/// Collects the payload of one frame, and its digest. Narrow rows are copied together.
+/// Collects the payload of one frame, and its digest. Narrow rows are copied together, and bytes to hash that may change.
 ///
 /// # Safety
 /// As [`send`]; and nobody may change `gathered` before the vectors are sent or cleared.
 unsafe fn lay_out(
     head: &Head,
-    base: Base,
+    source: Source,
     rows: &Rows,
     cursor: &mut Cursor,
     gathered: &mut Vec<u8>,
     vectors: &mut Vectors,
 ) -> u64 {
-    let len = head.len as usize;
-    if rows.is_narrow() {
+    let (len, base) = (head.len as usize, source.base);
+    if rows.is_narrow() || (source.changes && head.digest) {
         gathered.clear();
         gathered.reserve(len);
         let mut to = gathered.as_mut_ptr();

@@ -18,7 +18,7 @@ use super::options::TcpOptions;
 use super::pace::Pace;
 use super::receive::ReceiveError;
 use super::rows::{Rows, Run};
-use super::send::{Base, Framing, send};
+use super::send::{Base, Framing, Source, send};
 use super::vectors::{Turns, Vectors};
 use crate::network::{LaneServer, Session};
 use crate::table::Hold;
@@ -91,7 +91,7 @@ pub(crate) enum LaneError {
 /// The lane is of no further use. Pushes that were to be applied are applied all the same.
 pub(crate) async fn serve(stream: &TcpStream, service: &Service, session: &Session) -> Result<(), LaneError> {
     let mut inbox = Inbox::default();
-    while let Some((request, runs)) = inbox.request(stream).await? {
+    while let Some((request, runs)) = inbox.request(stream, Turns::default()).await? {
         match request.direction {
             Direction::Pull => pull(stream, service, session, &request, runs).await?,
             Direction::Push => stage::push(stream, service, session, &mut inbox, request, runs).await?,
@@ -118,9 +118,12 @@ async fn pull(
     let Some(rows) = Rows::new(runs, hold.memory().len()) else {
         return refuse(stream, request.transfer, Refusal::Bounds).await;
     };
-    let base = Base(hold.memory().as_ptr());
+    let source = Source {
+        base: Base(hold.memory().as_ptr()),
+        changes: hold.memory().is_writable(),
+    };
     // SAFETY: the rows were checked against the memory, which is held until the end of this function.
-    unsafe { send(stream, framing, &service.pace, base, &rows).await? };
+    unsafe { send(stream, framing, &service.pace, source, &rows).await? };
     drop(hold);
     Ok(())
 }
@@ -195,9 +198,13 @@ const FIRST: usize = 2048 + REQUEST_HEAD;
 
 impl Inbox {
     /// The next request; `None` where the peer closed the lane instead.
-    async fn request(&mut self, stream: &TcpStream) -> Result<Option<(Request, Vec<Run>)>, LaneError> {
+    async fn request(
+        &mut self,
+        stream: &TcpStream,
+        mut turns: Turns,
+    ) -> Result<Option<(Request, Vec<Run>)>, LaneError> {
         self.filled = 0;
-        match self.fill(stream, REQUEST_HEAD, FIRST).await {
+        match self.fill(stream, &mut turns, REQUEST_HEAD, FIRST).await {
             Err(error) if self.filled == 0 && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             filled => filled?,
         }
@@ -208,7 +215,7 @@ impl Inbox {
             return Err(FrameError::Reserved.into());
         }
         self.buffer.resize(len.max(FIRST), 0);
-        self.fill(stream, len, len).await?;
+        self.fill(stream, &mut turns, len, len).await?;
         let runs = decode_runs(&head, &self.buffer[REQUEST_HEAD..len])?;
         self.buffer.truncate(FIRST);
         self.buffer.shrink_to(FIRST);
@@ -216,14 +223,14 @@ impl Inbox {
     }
 
     /// Receives until there are `least` bytes, at most `most`.
-    async fn fill(&mut self, stream: &TcpStream, least: usize, most: usize) -> io::Result<()> {
-        let (mut vectors, mut turns) = (Vectors::default(), Turns::default());
+    async fn fill(&mut self, stream: &TcpStream, turns: &mut Turns, least: usize, most: usize) -> io::Result<()> {
+        let mut vectors = Vectors::default();
         let room = &mut self.buffer[self.filled..most.max(self.filled)];
         let len = room.len();
         // SAFETY: the buffer outlives the vectors and is not used before the last receive.
         unsafe { vectors.push(NonNull::from(room).cast(), len) };
         while self.filled < least {
-            vectors.receive(stream, &mut turns).await?;
+            vectors.receive(stream, turns).await?;
             self.filled = most - vectors.left();
         }
         Ok(())

@@ -12,14 +12,15 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::ask::{self, Local, Wish};
-use super::frame::{Direction, FrameError, HEAD, MAX_RUNS, REQUEST_HEAD, Refusal, Request, encode_request};
+use super::frame::{Direction, FrameError, FrameKind, HEAD, MAX_RUNS, REQUEST_HEAD, Refusal, Request, encode_request};
 use super::pace::Pace;
 use super::parts::parts;
 use super::pool::Lane;
 use super::receive::ReceiveError;
-use super::rows::Run;
-use super::send::Base;
-use super::serve::{LaneError, Service, serve};
+use super::rows::{Rows, Run};
+use super::send::{Base, Framing, Source, send};
+use super::serve::{LaneError, Service, receive_head, serve};
+use super::vectors::Turns;
 use crate::network::Session;
 use crate::table::{RegionKey, Registration, Table};
 use crate::wire::Kind;
@@ -89,6 +90,7 @@ impl Owner {
         let local = Local {
             base: Base(std::ptr::NonNull::from(dst.as_mut_slice()).cast()),
             len: LEN as u64,
+            changes: false,
         };
         let wish = Wish { pin, digest };
         // SAFETY: the bytes are this function's alone.
@@ -114,6 +116,7 @@ impl Owner {
         let local = Local {
             base: Base(std::ptr::NonNull::from(src).cast()),
             len: LEN as u64,
+            changes: false,
         };
         let wish = Wish { pin, digest };
         // SAFETY: only read.
@@ -205,6 +208,133 @@ async fn what_the_owner_refuses_leaves_the_lane_usable() {
     let (ended, written) = owner.end().await;
     ended.expect("in order");
     assert!(written.iter().all(|byte| *byte == 0), "a refused push wrote");
+}
+
+/// A push of one run, as a peer may say it that does not check what it asks for.
+fn push_request(run: Run, total: u64, more: bool) -> (Request, Vec<u8>) {
+    let request = Request {
+        direction: Direction::Push,
+        digest: false,
+        more,
+        runs: 1,
+        transfer: 7,
+        pin: 1,
+        bytes: run.width * run.rows,
+        total,
+        frame_len: 1 << 20,
+    };
+    (request, encode_request(&request, &[run]))
+}
+
+#[tokio::test]
+async fn a_push_larger_than_its_region_is_refused_before_it_takes_memory() {
+    let mut owner = owner(true).await;
+    let run = |width, rows, pitch| Run {
+        offset: 0,
+        width,
+        rows,
+        pitch,
+    };
+    let len = LEN as u64;
+    for (run, total) in [
+        (run(len, 1, len), u64::MAX),
+        (run(1, 1, 1), len + 1),
+        (run(len, 2, 0), 2 * len),
+        (run(100, 2, 99), 200),
+    ] {
+        let (_, bytes) = push_request(run, total, false);
+        owner.lane.stream.write_all(&bytes).await.expect("it listens");
+        let answer = timeout(
+            Duration::from_secs(10),
+            receive_head(&owner.lane.stream, Turns::default()),
+        );
+        let answer = answer.await.expect("an answer").expect("a head");
+        assert_eq!(
+            (answer.kind, answer.detail),
+            (FrameKind::Refused, Refusal::Bounds.detail())
+        );
+    }
+    let (source, whole) = (bytes(1), vec![Record::contiguous(0, 0, len)]);
+    owner
+        .push(1, true, &source, &[whole])
+        .await
+        .expect("nothing is in its way");
+    let (ended, written) = owner.end().await;
+    ended.expect("in order");
+    assert!(written == source);
+}
+
+#[tokio::test]
+async fn who_stands_still_between_the_requests_of_a_push_is_cut_off() {
+    let mut owner = owner(false).await;
+    let run = Run {
+        offset: 0,
+        width: 100,
+        rows: 1,
+        pitch: 100,
+    };
+    let (request, encoded) = push_request(run, 200, true);
+    owner.lane.stream.write_all(&encoded).await.expect("it listens");
+    let answer = receive_head(&owner.lane.stream, Turns::default())
+        .await
+        .expect("a head");
+    assert_eq!(answer.kind, FrameKind::Ready);
+    let framing = Framing {
+        transfer: request.transfer,
+        frame_len: request.frame_len,
+        digest: answer.digest,
+    };
+    let (bytes, rows) = ([3; 100], Rows::new([run], 100).expect("inside"));
+    let source = Source {
+        base: Base(std::ptr::NonNull::from(&bytes).cast()),
+        changes: false,
+    };
+    // SAFETY: the row lies inside the bytes.
+    let sent = unsafe { send(&owner.lane.stream, framing, &Pace::new(None), source, &rows).await };
+    sent.expect("it listens");
+    let answer = receive_head(&owner.lane.stream, Turns::default())
+        .await
+        .expect("a head");
+    assert_eq!(answer.kind, FrameKind::Staged);
+    // The clock goes on as fast as it can.
+    tokio::time::pause();
+    let ended = timeout(Duration::from_secs(300), &mut owner.serving).await;
+    let ended = ended.expect("cut off").expect("no panic");
+    assert!(
+        matches!(&ended, Err(LaneError::Io(error)) if error.kind() == std::io::ErrorKind::TimedOut),
+        "{ended:?}"
+    );
+}
+
+/// Peers may write the same memory, also while it is sent: the digest is that of what was sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_changes_while_it_is_pulled_is_not_corrupt() {
+    /// An address.
+    struct At(*mut u8);
+    // SAFETY: the memory is kept by the test.
+    unsafe impl Send for At {}
+
+    let mut owner = owner(true).await;
+    let (at, stop) = (At(owner.writable.as_ptr().as_ptr()), Arc::new(AtomicBool::new(false)));
+    let stopped = stop.clone();
+    let writer = std::thread::spawn(move || {
+        let at = at;
+        for round in 0_u8.. {
+            if stopped.load(Ordering::Relaxed) {
+                return;
+            }
+            for offset in (0..LEN).step_by(64) {
+                // SAFETY: inside the memory. Others only copy it, whatever it is.
+                unsafe { at.0.add(offset).write_volatile(round) };
+            }
+        }
+    });
+    let whole = [Record::contiguous(0, 0, LEN as u64)];
+    for _ in 0..20 {
+        owner.pull(1, true, &whole).await.expect("what was sent arrived");
+    }
+    stop.store(true, Ordering::Relaxed);
+    writer.join().expect("no panic");
 }
 
 /// Copies between two sockets, and changes one byte at this place.

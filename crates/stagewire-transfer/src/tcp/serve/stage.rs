@@ -89,6 +89,10 @@ pub(super) async fn push(
     runs: Vec<Run>,
 ) -> Result<(), LaneError> {
     let transfer = first.transfer;
+    let hold = match writable(session, &first) {
+        Ok(hold) => hold,
+        Err(refusal) => return refuse(stream, transfer, refusal).await,
+    };
     let mut byte = [0];
     let _room = tokio::select! {
         biased;
@@ -102,7 +106,7 @@ pub(super) async fn push(
     };
     let (mut staged, mut request, mut runs, mut left) = (Vec::new(), first, runs, first.total);
     loop {
-        match stage(stream, service, session, &request, runs).await? {
+        match stage(stream, service, &hold, &request, runs).await? {
             Ok(part) => staged.push(part),
             Err(refusal) => return refuse(stream, transfer, refusal).await,
         }
@@ -111,10 +115,11 @@ pub(super) async fn push(
         if !request.more {
             break;
         }
-        let Some((next, next_runs)) = inbox.request(stream).await? else {
+        let Some((next, next_runs)) = inbox.request(stream, patient()).await? else {
             return Ok(());
         };
-        let same = next.direction == Direction::Push && next.transfer == transfer && next.bytes <= left;
+        let same = next.direction == Direction::Push && next.transfer == transfer && next.pin == first.pin;
+        let same = same && next.bytes <= left;
         if !same {
             let found = Head {
                 kind: FrameKind::Data,
@@ -143,19 +148,30 @@ pub(super) async fn push(
     say(stream, transfer, FrameKind::Applied, false, 0).await
 }
 
+/// The region that a push is for, if it may write so much there. No byte is written twice, so that a push is not larger
+/// than its region.
+fn writable(session: &Session, first: &Request) -> Result<Arc<Hold>, Refusal> {
+    let hold = held(session, first.pin).ok_or(Refusal::NotHeld)?;
+    if !hold.memory().is_writable() {
+        return Err(Refusal::ReadOnly);
+    }
+    if first.total > hold.memory().len() {
+        return Err(Refusal::Bounds);
+    }
+    Ok(hold)
+}
+
 /// Receives the bytes of one request.
 async fn stage(
     stream: &TcpStream,
     service: &Service,
-    session: &Session,
+    hold: &Arc<Hold>,
     request: &Request,
     runs: Vec<Run>,
 ) -> Result<Result<Staged, Refusal>, LaneError> {
-    let Some(hold) = held(session, request.pin) else {
-        return Ok(Err(Refusal::NotHeld));
-    };
-    if !hold.memory().is_writable() {
-        return Ok(Err(Refusal::ReadOnly));
+    let hold = hold.clone();
+    if runs.iter().any(Run::overlaps_itself) {
+        return Ok(Err(Refusal::Bounds));
     }
     let Some(rows) = Rows::new(runs, hold.memory().len()) else {
         return Ok(Err(Refusal::Bounds));
