@@ -76,7 +76,8 @@ impl Figures {
     pub(super) fn cells(&self) -> [String; 5] {
         let none = String::new;
         match self {
-            Self::Skipped { skipped } => [format!("skipped: {skipped}"), none(), none(), none(), none()],
+            // The reason stands last, where it makes no column wider.
+            Self::Skipped { skipped } => ["skipped".to_owned(), none(), none(), none(), skipped.clone()],
             Self::Measured(row) => {
                 let digits = if row.unit == "GB/s" { 2 } else { 3 };
                 let with_unit = |value: f64| format!("{value:.digits$} {}", row.unit);

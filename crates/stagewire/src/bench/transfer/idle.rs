@@ -5,15 +5,17 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
-use stagewire_transfer::{ConnectOptions, TransferOptions};
+use stagewire_core::Record;
+use stagewire_transfer::{ConnectOptions, Network, Target, TransferOptions};
 
+use super::network::network_options;
 use super::owner::Memory;
 use super::{Bench, MIB};
-use crate::bench::report::{Goal, Target};
+use crate::bench::report::{self, Goal};
 
 const BLOCKED: Duration = Duration::from_secs(3);
 
-const IDLE: Target = Target {
+const IDLE: report::Target = report::Target {
     text: "<= 20 ms",
     goal: Goal::AtMost(20.0),
 };
@@ -59,15 +61,20 @@ impl Drop for Stopped {
 }
 
 impl Bench<'_> {
-    /// A pin of each transport that waits for a stopped owner.
+    /// What each transport must ask a stopped owner for: a pin, and over `tcp` also the bytes.
     pub(super) async fn idle(&mut self) -> anyhow::Result<()> {
-        let mut transports = vec![(Memory::Arena, self.host.shm())];
+        let network = Network::start(self.host.clone(), network_options(false)).await?;
+        let mut blocked = vec![(Memory::Arena, self.host.shm(), false)];
         match self.host.cma() {
-            Ok(cma) => transports.push((Memory::Borrowed, cma)),
-            Err(error) => self.report.skip("cma idle, 3 s".to_owned(), "cpu", error.to_string()),
+            Ok(cma) => blocked.push((Memory::Borrowed, cma, false)),
+            Err(error) => self
+                .report
+                .skip("cma idle, pin blocked for 3 s".to_owned(), "cpu", error.to_string()),
         }
-        for (memory, transport) in transports {
-            let case = format!("{} idle, pin blocked for 3 s", transport.name());
+        blocked.push((Memory::Borrowed, network.tcp(), true));
+        for (memory, transport, pulls) in blocked {
+            let what = if pulls { "pull" } else { "pin" };
+            let case = format!("{} idle, {what} blocked for 3 s", transport.name());
             if !self.wants(&case) {
                 continue;
             }
@@ -75,17 +82,25 @@ impl Bench<'_> {
             let held = self.owner.hold(memory, MIB, &[transport.name()]).await?;
             let remote = transport.connect(&held.peer, ConnectOptions::default()).await?;
             let region = held.region(transport.name()).map_err(anyhow::Error::msg)?;
+            let pinned = remote.pin(region, TransferOptions::default()).await?;
+            let target = Target::allocate(MIB)?;
+            let records = [Record::contiguous(0, 0, MIB)];
             let stopped = Stopped::stop(self.owner.pid().context("the owner has ended")?).await?;
             let before = cpu();
             let options = TransferOptions {
                 deadline: Some(BLOCKED),
             };
-            let outcome = remote.pin(region, options).await;
+            let outcome = if pulls {
+                pinned.pull(&records, &target, options).await
+            } else {
+                remote.pin(region, options).await.map(drop)
+            };
             let spent = cpu() - before;
             drop(stopped);
             ensure!(outcome.is_err(), "a stopped process has answered");
             self.report.count(case, "cpu", spent.as_secs_f64() * 1e3, "ms", IDLE);
         }
+        network.shutdown().await;
         self.owner.release().await
     }
 }

@@ -56,6 +56,10 @@ struct Round<'a> {
     size: u64,
 }
 
+fn case(what: &str, size: u64, shape: Shape) -> String {
+    format!("{what}, {}, {}", size_name(size), shape.name())
+}
+
 /// Loopback, any port.
 pub(super) fn network_options(digest: bool) -> NetworkOptions {
     NetworkOptions {
@@ -75,10 +79,12 @@ impl Bench<'_> {
             networks.push(Network::start(self.host.clone(), network_options(digest)).await?);
         }
         for size in sizes {
-            let case = format!("tcp copy, {}", size_name(*size));
-            if self.may_want(&case) {
+            let copies = shapes.iter().map(|shape| case("tcp copy", *size, *shape));
+            let hashed = case("tcp copy with digest", *size, Shape::Whole);
+            if copies.chain([hashed]).any(|case| self.wants(&case)) {
                 self.output.say(format_args!("tcp, {}", size_name(*size)));
-                self.tcp(*size, shapes, &networks).await.context(case)?;
+                let done = self.tcp(*size, shapes, &networks).await;
+                done.with_context(|| format!("tcp, {}", size_name(*size)))?;
             }
         }
         for network in networks {
@@ -116,7 +122,7 @@ impl Bench<'_> {
         let contest = round.contest(&entrants).await?;
         drop(round);
         let from_mib = |target| (size >= MIB).then_some(target);
-        let name = |what: &str, shape: Shape| format!("{what}, {}, {}", size_name(size), shape.name());
+        let name = |what: &str, shape: Shape| case(what, size, shape);
         if size < 64 << 10 {
             let unit = Unit::Microseconds;
             let case = name("tcp copy", Shape::Whole);
