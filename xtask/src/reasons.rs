@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 32] = [
+const OTHER: [&str; 35] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -55,17 +55,20 @@ const OTHER: [&str; 32] = [
     "journal.redb",
     "libnixl.so",
     "memory.current",
+    "memory.limit_in_bytes",
     "memory.max",
     "memory.stat",
     "mooncake.engine",
     "offer.answer",
     "offer.token",
     "page.css",
+    "peers.py",
     "refused.failure",
     "refused.token",
     "server.json",
     "server.lock",
     "stagewire.errors",
+    "stagewire.toml",
     "stagewire.worker",
     "store.peer",
     "timeline.html",

@@ -3,8 +3,8 @@
     .venv/bin/python bindings/python/benches/mooncake_engine.py [--quick] [--json FILE]
 
 Needs the wheel (`make bench-peers`). Reads go from one process to another over TCP, interleaved in one run; a row is
-the median of paired ratios, theirs to ours, with quartiles. The last row is the CPU of our threads while a transfer stands
-still for 3 s.
+the median of paired ratios, theirs to ours, with quartiles. The last row is the CPU of our threads while a transfer
+stands still for 3 s.
 """
 
 from __future__ import annotations

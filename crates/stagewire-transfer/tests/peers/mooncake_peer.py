@@ -1,6 +1,6 @@
 """A Mooncake Transfer Engine of the public wheel, driven by a test.
 
-One JSON object per line on stdin is a command: `{"do": NAME, ...}` with the arguments of the function of that name below.
+One JSON object per line on stdin is a command: `{"do": NAME, ...}` with the arguments of the function of that name.
 Each is answered by one line on stdout, `@@` and a JSON object; what the engine itself prints goes elsewhere. The first
 line, before any command, has the name by which peers reach this one.
 """
@@ -77,20 +77,6 @@ def batch_read(peer: str, addresses: list[int], size: int, key: int) -> dict[str
     places = [target.ctypes.data + size * index for index in range(len(addresses))]
     code = engine.batch_transfer_sync_read(peer, places, addresses, [size] * len(addresses))
     return {"code": code, "differs": _differs(target, key)}
-
-
-def submit(peer: str, address: int, size: int, key: int) -> dict[str, int]:
-    """Begins a write and does not wait for it."""
-    memory.append(pattern(size, key))
-    return {"id": engine.transfer_submit_write(peer, memory[-1].ctypes.data, address, size)}
-
-
-def wait(id: int, seconds: float = 20) -> dict[str, int]:
-    """Waits until a write that was begun is over."""
-    limit = time.monotonic() + seconds
-    while (code := engine.transfer_check_status(id)) == 0 and time.monotonic() < limit:
-        time.sleep(0.001)
-    return {"code": code}
 
 
 def write_and_notify(peer: str, address: int, size: int, key: int, name: str, message: str) -> dict[str, int]:

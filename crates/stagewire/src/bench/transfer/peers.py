@@ -62,9 +62,7 @@ class Mooncake:
 
     def sync(self):
         def read():
-            done = self.engine.transfer_sync_read(
-                self.segment, self.memory.ctypes.data, self.address, self.size
-            )
+            done = self.engine.transfer_sync_read(self.segment, self.memory.ctypes.data, self.address, self.size)
             assert done == 0, f"transfer_sync_read says {done}"
 
         return {"nanos": timed(read)}
