@@ -119,8 +119,6 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
         read,
         write,
         batch_read,
-        submit,
-        wait,
         write_and_notify,
         notifies,
         probe,
