@@ -7,9 +7,13 @@ const SHORTEST: Duration = Duration::from_micros(20);
 /// What stands still is looked at so often at least.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// Without a forecast, a pause is this part of the time since something last happened: the end of a transfer is noticed at
-/// most that much late, and one that stands still costs next to nothing.
-const PATIENCE: u32 = 16;
+/// Without a forecast, or long past it, a pause is this part of the time since something last happened: the end of a
+/// transfer is noticed at most that much late.
+const PATIENCE: u32 = 32;
+
+/// After so long, it is this part: what stands still costs next to nothing.
+const STANDSTILL: Duration = Duration::from_secs(1);
+const STANDSTILL_PATIENCE: u32 = 8;
 
 /// Close to the forecast, a pause is this part of it.
 const PRECISION: u32 = 64;
@@ -61,7 +65,8 @@ impl Pace {
         let pause = match forecast.map(|nanos| Duration::from_nanos((nanos * bytes as f64) as u64)) {
             Some(forecast) if elapsed < forecast * 3 / 4 => forecast * 3 / 4 - elapsed,
             Some(forecast) if elapsed < forecast * 2 => forecast / PRECISION,
-            _ => elapsed / PATIENCE,
+            _ if elapsed < STANDSTILL => elapsed / PATIENCE,
+            _ => elapsed / STANDSTILL_PATIENCE,
         };
         pause.clamp(SHORTEST, LONGEST)
     }
@@ -80,7 +85,7 @@ mod tests {
         let after = |millis| start + Duration::from_millis(millis);
         assert_eq!(
             pace.pause(after(160), MIB),
-            Duration::from_millis(10),
+            Duration::from_millis(5),
             "without a forecast"
         );
         pace.happened(start);
@@ -88,7 +93,7 @@ mod tests {
         pace.happened(start);
         assert_eq!(pace.pause(after(8), 16 * MIB), Duration::from_millis(40));
         assert_eq!(pace.pause(after(60), 16 * MIB), Duration::from_millis(1));
-        assert_eq!(pace.pause(after(960), 16 * MIB), Duration::from_millis(60));
+        assert_eq!(pace.pause(after(960), 16 * MIB), Duration::from_millis(30));
         assert_eq!(pace.pause(after(100_000), 16 * MIB), LONGEST);
         assert_eq!(pace.pause(start, 1), SHORTEST, "small ones are not forecast");
         pace.happened(start);
@@ -115,6 +120,6 @@ mod tests {
             now += pace.pause(now, 1 << 30);
             looks += 1;
         }
-        assert!(looks < 200, "{looks} looks");
+        assert!(looks < 300, "{looks} looks");
     }
 }
