@@ -135,8 +135,11 @@ impl<H> Job<H> {
         let hold = self.hold.0.take().expect("taken here only");
         let outcome = match self.failure.take() {
             None => Ok(hold),
-            // What was held goes here.
-            Some(failure) => Err(failure),
+            // Whoever hears of it finds the memory free again.
+            Some(failure) => {
+                drop(hold);
+                Err(failure)
+            }
         };
         // Nobody may wait any more: then it goes, too.
         drop(self.done.send(outcome));

@@ -1,6 +1,7 @@
 use std::time::Instant;
 
 use stagewire_core::Device;
+use tokio::sync::oneshot;
 
 use super::super::fake::Fake;
 use super::super::flight::Rebuilt;
@@ -32,13 +33,13 @@ const LOCAL: EngineMemory = EngineMemory {
     device: Device::Cpu,
 };
 
-fn start(
-    lane: &Arc<Lane<Held>>,
-    slices: Vec<EngineSlice>,
-    hold: Held,
-) -> tokio::task::JoinHandle<Result<Held, Failure>> {
-    let lane = lane.clone();
-    tokio::spawn(async move { lane.run(EngineOperation::Read, slices, LOCAL, hold).await })
+type Outcome = oneshot::Receiver<Result<Held, Failure>>;
+
+/// Has the lane know of a transfer when this returns. Dropped, the outcome is abandoned.
+fn start(lane: &Lane<Held>, slices: Vec<EngineSlice>, hold: Held) -> Outcome {
+    let (job, outcome) = Job::new(EngineOperation::Read, slices, LOCAL, hold);
+    lane.shared.enqueue(job);
+    outcome
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -56,7 +57,7 @@ async fn no_more_than_512_slices_are_under_way_and_every_one_is_moved_once() {
     let running = start(&lane, slices(0, 5000), Held::default());
     until("the queue is full", || fake.flying() == 512).await;
     fake.set(EngineStatus::Done);
-    running.await.expect("no panic").expect("moved");
+    running.await.expect("an outcome").expect("moved");
     assert_eq!(fake.most(), 512);
     let mut submitted: Vec<u64> = fake.submitted().iter().map(|slice| slice.local).collect();
     submitted.sort_unstable();
@@ -75,8 +76,8 @@ async fn a_small_transfer_does_not_wait_for_a_large_one() {
     })
     .await;
     fake.set(EngineStatus::Done);
-    small.await.expect("no panic").expect("moved");
-    large.await.expect("no panic").expect("moved");
+    small.await.expect("an outcome").expect("moved");
+    large.await.expect("an outcome").expect("moved");
     let at = fake
         .submitted()
         .iter()
@@ -93,14 +94,13 @@ async fn what_an_abandoned_transfer_holds_stays_until_nothing_is_under_way() {
     let weak = Arc::downgrade(&hold);
     let running = start(&lane, slices(0, 600), hold);
     until("it is under way", || fake.flying() == 512).await;
-    running.abort();
-    assert!(running.await.expect_err("aborted").is_cancelled());
+    drop(running);
     // The queue is full: this one is given up before its turn.
     let waiting = Held::default();
     let waits = Arc::downgrade(&waiting);
     let other = start(&lane, slices(9000, 1), waiting);
     until("the other waits", || lane.shared.lock().jobs.is_empty()).await;
-    other.abort();
+    drop(other);
     until("what never began is let go", || waits.strong_count() == 0).await;
     assert_eq!(weak.strong_count(), 1, "let go while the engine may still write");
     fake.set(EngineStatus::Done);
@@ -117,7 +117,7 @@ async fn the_first_failure_is_told_once_nothing_is_under_way() {
     let running = start(&lane, slices(0, 600), hold);
     until("it is under way", || fake.flying() == 512).await;
     fake.set(EngineStatus::Failed { slice: 3 });
-    let failure = running.await.expect("no panic").expect_err("failed");
+    let failure = running.await.expect("an outcome").expect_err("failed");
     assert!(
         matches!(failure, Failure::Slice { slice, .. } if slice.local % 64 == 3),
         "{failure:?}"
@@ -127,7 +127,7 @@ async fn the_first_failure_is_told_once_nothing_is_under_way() {
     fake.refuse();
     let failure = start(&lane, slices(7, 1), Held::default())
         .await
-        .expect("no panic")
+        .expect("an outcome")
         .expect_err("refused");
     assert!(
         matches!(failure, Failure::Submit { slice, .. } if slice.local == 7),
@@ -146,7 +146,7 @@ async fn a_stuck_engine_is_replaced() {
     let rebuilt = loop {
         let failure = start(&lane, slices(0, 1), Held::default())
             .await
-            .expect("no panic")
+            .expect("an outcome")
             .expect_err("failed");
         if let Failure::Stuck { rebuilt, failures, .. } = failure {
             assert!(failures >= 3);
@@ -162,7 +162,7 @@ async fn a_stuck_engine_is_replaced() {
     );
     start(&lane, slices(0, 1), Held::default())
         .await
-        .expect("no panic")
+        .expect("an outcome")
         .expect("moved");
     assert_eq!(fresh.submitted().len(), 1);
 }
@@ -178,7 +178,7 @@ async fn local_memory_is_registered_for_as_long_as_it_takes_part() {
     until("both are under way", || fake.flying() == 2).await;
     assert_eq!(fake.calls(), ["register 0+10000"]);
     fake.set(EngineStatus::Done);
-    one.await.expect("no panic").expect("moved");
-    two.await.expect("no panic").expect("moved");
+    one.await.expect("an outcome").expect("moved");
+    two.await.expect("an outcome").expect("moved");
     assert_eq!(fake.calls(), ["register 0+10000", "unregister 0"]);
 }
