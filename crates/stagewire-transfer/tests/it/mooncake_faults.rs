@@ -300,8 +300,10 @@ async fn a_peer_that_came_back_under_its_name_is_opened_again() {
     let stale = exposed.buffer();
     let error = pull(&segment, stale).await.expect_err("it is gone");
     is_lost(&error);
-    let mut options = MooncakeOptions::default();
-    options.bind = name.parse().expect("an address");
+    let options = MooncakeOptions {
+        bind: name.parse().expect("an address"),
+        ..MooncakeOptions::default()
+    };
     let back = Ours::start_with(options).await.expect("the port is free again");
     assert_eq!(back.mooncake.name(), name);
     // The old value stays lost; the name, opened again, is the new peer, where old addresses mean nothing.

@@ -378,8 +378,10 @@ async fn every_interface_needs_an_address_for_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ours_over_ipv6() {
     let ours = Ours::start().await;
-    let mut options = MooncakeOptions::default();
-    options.bind = "[::1]:0".parse().expect("an address");
+    let options = MooncakeOptions {
+        bind: "[::1]:0".parse().expect("an address"),
+        ..MooncakeOptions::default()
+    };
     let Ok(other) = Ours::start_with(options).await else {
         return skip_ipv6();
     };
