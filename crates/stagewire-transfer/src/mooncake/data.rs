@@ -14,13 +14,6 @@ pub(crate) use exchange::{ExchangeError, Job, Local, Unsettled};
 pub(crate) use pool::{Pool, PoolError};
 pub(crate) use server::serve;
 
-use std::io;
-use std::net::IpAddr;
-
-use tokio::net::TcpStream;
-
-use crate::{TcpOptions, network};
-
 /// Bytes of a request.
 pub(crate) const REQUEST: usize = 24;
 
@@ -123,12 +116,6 @@ impl Status {
             code => Self::Other(code),
         })
     }
-}
-
-/// Sets up a data connection as those of `tcp` are; a host that vanished shows, too.
-fn prepare(stream: &TcpStream, peer: IpAddr) -> io::Result<()> {
-    network::prepare(stream)?;
-    TcpOptions::default().prepare(stream, peer)
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::Operation;
 use super::exchange::{ExchangeError, Job, Unsettled, exchange};
-use super::{Operation, prepare};
 use crate::copy::Piece;
+use crate::network::prepare;
 
 /// Longest time until a data port has taken a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -119,7 +120,7 @@ impl Pool {
             let stream = timeout(CONNECT, TcpStream::connect((self.host.as_str(), self.port)))
                 .await
                 .map_err(late)??;
-            prepare(&stream, stream.peer_addr()?.ip())?;
+            prepare(&stream)?;
             Ok(stream)
         };
         connected.await.map_err(|error| PoolError::Connect {

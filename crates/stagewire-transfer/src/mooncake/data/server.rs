@@ -1,5 +1,4 @@
 use std::io;
-use std::net::IpAddr;
 use std::pin::pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -11,9 +10,10 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::watermark::Watermark;
-use super::{Operation, REQUEST, Request, RequestError, STATUS, Status, prepare};
+use super::{Operation, REQUEST, Request, RequestError, STATUS, Status};
 use crate::host::stopped;
 use crate::mooncake::addresses::{Addresses, Held};
+use crate::network::prepare;
 use crate::tcp::vectors::{Turns, Vectors};
 
 /// Data connections at a time. Each costs a task and a socket.
@@ -58,7 +58,7 @@ pub(crate) async fn serve(listener: TcpListener, addresses: Arc<Addresses>, mut 
         tokio::spawn(async move {
             let _permit = permit;
             let served = tokio::select! {
-                served = connection(stream, from.ip(), &addresses) => served,
+                served = connection(stream, &addresses) => served,
                 () = stopped(&mut stop) => return,
             };
             if let Err(error) = served {
@@ -84,8 +84,8 @@ enum Ended {
 }
 
 /// Answers one request after the other, until the peer closes the connection.
-async fn connection(mut stream: TcpStream, from: IpAddr, addresses: &Addresses) -> Result<(), Ended> {
-    prepare(&stream, from)?;
+async fn connection(mut stream: TcpStream, addresses: &Addresses) -> Result<(), Ended> {
+    prepare(&stream)?;
     let mut head = [0; REQUEST];
     loop {
         match stream.read_exact(&mut head).await {
