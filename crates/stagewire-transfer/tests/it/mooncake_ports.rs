@@ -284,6 +284,8 @@ async fn a_push_without_its_answer_is_in_doubt() {
         let port = listener.local_addr().expect("bound").port();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a client");
+            // Before the answer, so that whoever has it finds nobody here.
+            drop(listener);
             stream.read_exact(&mut [0; 1024]).await.expect("a request");
             stream.write_all(answer).await.expect("it listens");
         });
