@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use stagewire_core::{Device, Record};
 
+use crate::budget::Spent;
 use crate::copy::{Plan, Shape};
 use crate::link::Grip;
 use crate::transport::Direction;
@@ -12,14 +13,15 @@ use crate::{Memory, TransferError, TransferOptions};
 /// Checks and plans a push, and has `transfer` do it while the peer lives and the deadline allows.
 ///
 /// The plan's pieces have offsets in `src` as sources and offsets in the region as destinations. `transfer` succeeds once
-/// the bytes are in the region and the pin was held until then. Dropped, it must keep `src` until nothing reads it.
+/// the bytes are in the region and the pin was held until then. Dropped, it must keep `src`, and what the push spends, until
+/// nothing reads `src`.
 pub(crate) async fn push_with<F>(
     grip: &Arc<Grip>,
     records: &[Record],
     src: &Memory,
     options: &TransferOptions,
     shape: Shape,
-    transfer: impl FnOnce(Plan) -> F,
+    transfer: impl FnOnce(Plan, Spent) -> F,
 ) -> Result<(), TransferError>
 where
     F: Future<Output = Result<(), TransferError>>,
@@ -36,8 +38,8 @@ where
     let (plan, _) = Plan::new(records, src.len(), grip.len(), shape)?;
     let bytes = plan.bytes();
     let operation = async {
-        let _spent = link.budget().spend(grip.kind(), bytes).await;
-        transfer(plan).await
+        let spent = link.budget().spend(grip.kind(), bytes).await;
+        transfer(plan, spent).await
     };
     link.bounded("the push", grip.region(), options, operation).await?;
     attempt.succeeded(bytes);

@@ -158,7 +158,8 @@ impl Pinned for MooncakePinned {
     async fn push(&self, records: &[Record], src: &Memory, options: TransferOptions) -> Result<(), TransferError> {
         push::host_memory(KIND.name(), src)?;
         let (grip, unsettled) = (&self.grip, &Unsettled::default());
-        let pushed = push_with(grip, records, src, &options, SHAPE, |plan| async move {
+        let pushed = push_with(grip, records, src, &options, SHAPE, |plan, spent| async move {
+            let _spent = spent;
             let job = Job {
                 operation: Operation::Write,
                 remote: self.address,

@@ -1,8 +1,8 @@
 //! Finds NIXL's C interface and loads it, once for the process.
 
-use std::collections::BTreeSet;
+mod sites;
+
 use std::env;
-use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,8 @@ static LOADED: Mutex<Option<Arc<NixlLibrary>>> = Mutex::new(None);
 
 impl NixlLibrary {
     /// Loads NIXL: the file named here, else the first found of `$NIXL_CAPI_LIB`, beside a `libnixl.so` that this process
-    /// has loaded already, in the wheels `nixl-cu12` and `nixl-cu13` of the active Python environments, and wherever the
-    /// system's linker looks.
+    /// has loaded already, in the wheels `nixl-cu12` and `nixl-cu13` of the Python that runs this process, then of the active
+    /// environments, and wherever the system's linker looks.
     ///
     /// # Errors
     /// [`NixlUnavailable`]. The process goes on without NIXL.
@@ -149,41 +149,11 @@ fn candidates() -> Vec<PathBuf> {
     }
     let beside = mapped(CORE).and_then(|core| Some(core.parent()?.join(CAPI)));
     let mut candidates: Vec<PathBuf> = beside.into_iter().collect();
-    for site in site_packages() {
+    for site in sites::site_packages() {
         for wheel in [".nixl_cu12.mesonpy.libs", ".nixl_cu13.mesonpy.libs"] {
             candidates.push(site.join(wheel).join(CAPI));
         }
     }
     candidates.extend([format!("{CAPI}.0").into(), CAPI.into()]);
     candidates
-}
-
-/// Directories of Python packages: of the active environment, then of the `python3` that a shell would start.
-fn site_packages() -> Vec<PathBuf> {
-    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os);
-    let mut prefixes: Vec<PathBuf> = active.map(PathBuf::from).collect();
-    let path = env::var_os("PATH").unwrap_or_default();
-    let python = env::split_paths(&path).find(|directory| directory.join("python3").exists());
-    prefixes.extend(python.as_deref().and_then(Path::parent).map(Path::to_owned));
-    let mut seen = BTreeSet::new();
-    let mut found = Vec::new();
-    for lib in prefixes.iter().map(|prefix| prefix.join("lib")) {
-        let Ok(entries) = fs::read_dir(&lib) else { continue };
-        let mut versions: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        versions.sort();
-        let python = |path: &PathBuf| {
-            path.file_name()
-                .and_then(OsStr::to_str)
-                .is_some_and(|name| name.starts_with("python3"))
-        };
-        for version in versions.into_iter().filter(python) {
-            for packages in ["site-packages", "dist-packages"] {
-                let site = version.join(packages);
-                if site.is_dir() && seen.insert(site.clone()) {
-                    found.push(site);
-                }
-            }
-        }
-    }
-    found
 }

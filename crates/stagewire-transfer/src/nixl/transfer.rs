@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use super::agent::{Op, Space, Span, Stretch};
 use super::reader::{NixlPeer, Use};
 use super::worker::{Fault, Job, Progress};
+use crate::budget::Spent;
 use crate::copy::{Piece, Plan, Shape};
 use crate::link::Grip;
 use crate::pull::pull_with;
@@ -40,6 +41,8 @@ pub(super) enum Held {
         memory: Memory,
         #[expect(dead_code, reason = "held, never looked at")]
         pin: Arc<Pin>,
+        #[expect(dead_code, reason = "held, never looked at")]
+        spent: Spent,
     },
 }
 
@@ -151,7 +154,7 @@ impl Pinned for NixlPinned {
         let span = span(src.device(), src.as_ptr().addr().get() as u64, src.len());
         let progress = Arc::new(Progress::default());
         let bytes = records.iter().map(Record::nbytes).fold(0, u64::saturating_add);
-        let pushed = push_with(grip, records, src, &options, SHAPE, |plan| {
+        let pushed = push_with(grip, records, src, &options, SHAPE, |plan, spent| {
             let progress = progress.clone();
             async move {
                 if plan.bytes() == 0 {
@@ -160,6 +163,7 @@ impl Pinned for NixlPinned {
                 let held = Held::Push {
                     memory: src.clone(),
                     pin: self.pin.clone(),
+                    spent,
                 };
                 self.run(Op::Write, span, &plan, held, progress).await?;
                 grip.confirm().await

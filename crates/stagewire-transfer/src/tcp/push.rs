@@ -19,7 +19,8 @@ impl TcpPinned {
         host_memory(KIND.name(), src)?;
         // True from the moment when the owner may put the bytes in place.
         let asked = &AtomicBool::new(false);
-        let pushed = push_with(&self.grip, records, src, options, SHAPE, |plan| async move {
+        let pushed = push_with(&self.grip, records, src, options, SHAPE, |plan, spent| async move {
+            let _spent = spent;
             if plan.bytes() == 0 {
                 return Ok(());
             }

@@ -5,14 +5,17 @@
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use stagewire_core::{ByteCount, Classify, Device, ErrorClass, Peer};
+use stagewire_core::{ByteCount, Classify, Device, ErrorClass, Peer, Record};
 use stagewire_transfer::conformance::{Backend, Side, Violation, assert_conforms};
 use stagewire_transfer::{
-    Borrowed, Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions, EngineSlice,
-    EngineStatus, EngineTransport, Host, Network, NetworkOptions, StartError, Transport,
+    Borrowed, ConnectOptions, Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions,
+    EngineSlice, EngineStatus, EngineTransport, Host, Network, NetworkOptions, RegisterOptions, StartError,
+    TransferOptions, Transport, Writable,
 };
 
 use crate::support;
@@ -23,6 +26,8 @@ const IN_FLIGHT: ByteCount = ByteCount(4 << 20);
 #[derive(Debug, Default)]
 struct Local {
     state: Mutex<State>,
+    /// While it is, nothing is copied.
+    is_held_up: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +88,7 @@ impl Engine for Local {
     fn status(&self, batch: EngineBatch) -> EngineStatus {
         let mut state = self.lock();
         let (operation, slices, looked) = state.pending.get_mut(&batch.0.get()).expect("it is not over");
-        if !std::mem::replace(looked, true) {
+        if !std::mem::replace(looked, true) || self.is_held_up.load(Ordering::Relaxed) {
             return EngineStatus::Pending;
         }
         for EngineSlice { local, remote, len } in slices.iter().copied() {
@@ -153,4 +158,34 @@ async fn a_network_has_one_such_transport() {
         (refused.class(), refused.reason()),
         (ErrorClass::Conflict, "network.already_running")
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_a_push_given_up_count_as_in_flight_until_the_engine_is_done() {
+    const LEN: u64 = 1 << 20;
+    let (_parent, dir) = support::run_dir();
+    let owner = InProcess(dir.clone()).side().await.expect("started");
+    let (_host, network) = network(&dir).await;
+    let engine = Arc::new(Local::default());
+    let pusher = EngineTransport::new(&network, engine.clone(), EngineOptions::default()).expect("the first");
+    let memory = Writable::allocate(LEN).expect("memory");
+    let region = owner.transport.register(memory.into(), RegisterOptions::default());
+    let region = region.expect("registered");
+    let remote = pusher.connect(&owner.peer, ConnectOptions::default()).await;
+    let remote = remote.expect("connected");
+    let pinned = remote.pin(&region.reference(), TransferOptions::default()).await;
+    let pinned = pinned.expect("pinned");
+
+    engine.is_held_up.store(true, Ordering::Relaxed);
+    let (source, records) = (
+        Borrowed::from(vec![7; LEN as usize]).into(),
+        [Record::contiguous(0, 0, LEN)],
+    );
+    let deadline = Some(Duration::from_millis(200));
+    let pushed = pinned.push(&records, &source, TransferOptions { deadline }).await;
+    let error = pushed.expect_err("the engine does nothing");
+    assert_eq!(error.reason(), "transfer.in_doubt", "{error}");
+    assert_eq!(pusher.stats().in_flight_bytes, LEN);
+    engine.is_held_up.store(false, Ordering::Relaxed);
+    support::until("the bytes have landed", || pusher.stats().in_flight_bytes == 0).await;
 }

@@ -11,6 +11,7 @@ use super::flight::{Failure, Rebuilt};
 use super::lane::Lane;
 use super::transport::KIND;
 use super::{EngineMemory, EngineOperation, EngineSlice};
+use crate::budget::Spent;
 use crate::copy::{Piece, Plan, Shape};
 use crate::link::Grip;
 use crate::pull::pull_with;
@@ -36,7 +37,12 @@ pub(super) struct Hold {
 
 enum Here {
     Pull(Claim),
-    Push(#[expect(dead_code, reason = "held, never looked at")] Memory),
+    Push {
+        #[expect(dead_code, reason = "held, never looked at")]
+        memory: Memory,
+        #[expect(dead_code, reason = "held, never looked at")]
+        spent: Spent,
+    },
 }
 
 pub(super) struct EnginePinned {
@@ -148,7 +154,7 @@ impl Pinned for EnginePinned {
                 .await?
             {
                 Here::Pull(claim) => Ok(claim),
-                Here::Push(_) => unreachable!("a pull gives its claim back"),
+                Here::Push { .. } => unreachable!("a pull gives its claim back"),
             }
         })
         .await
@@ -158,27 +164,31 @@ impl Pinned for EnginePinned {
         let remote = self.remote();
         let local = span(src.as_ptr().addr().get(), src.len(), src.device());
         let begun = AtomicU64::new(0);
-        let pushed = push_with(&self.grip, records, src, &options, SHAPE, |plan| {
+        let pushed = push_with(&self.grip, records, src, &options, SHAPE, |plan, spent| {
+            let memory = src.clone();
             begun.store(plan.bytes(), Ordering::Relaxed);
             let slices = slices(&plan, |piece| (local.address + piece.src, remote + piece.dst));
-            let moved = self.transfer(EngineOperation::Write, slices, local, Here::Push(src.clone()));
+            let moved = self.transfer(EngineOperation::Write, slices, local, Here::Push { memory, spent });
             async { moved.await.map(drop) }
         });
-        pushed.await.map_err(|error| match error {
-            TransferError::Deadline {
-                peer,
-                pid,
-                region,
-                after,
-                ..
-            } if begun.load(Ordering::Relaxed) > 0 => TransferError::InDoubt {
-                peer,
-                pid,
-                region,
-                bytes: begun.load(Ordering::Relaxed),
-                how: format!("the engine did not finish within {after:?}"),
-            },
-            other => other,
+        pushed.await.map_err(|error| {
+            let how = match &error {
+                TransferError::Deadline { after, .. } => format!("the engine did not finish within {after:?}"),
+                // What a dead process had as memory is gone with it.
+                TransferError::PeerLost { .. } if !self.grip.link().is_dead() => error.to_string(),
+                _ => return error,
+            };
+            let bytes = begun.load(Ordering::Relaxed);
+            if bytes == 0 {
+                return error;
+            }
+            TransferError::InDoubt {
+                peer: self.grip.link().peer(),
+                pid: self.grip.link().process().pid,
+                region: self.grip.region(),
+                bytes,
+                how,
+            }
         })
     }
 
