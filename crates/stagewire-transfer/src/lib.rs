@@ -46,6 +46,9 @@
 //!   within its deadline. Only a batch above [`MAX_ROWS`] rows is refused.
 //! - A push writes only memory that its owner registered as [`Memory::Writable`], and such memory shares no byte with any
 //!   other region.
+//! - Over `tcp`, a pull that failed, ran out of time or was dropped writes nothing afterwards, and a push writes all or
+//!   nothing: the owner keeps its bytes apart until the last has come and the other side still wants it. Where that side
+//!   is not told the end, it says so ([`TransferError::InDoubt`]).
 //! - Readers cannot write to a segment, and nobody can shrink it under them: it is sealed.
 //! - Futures may be dropped at any time. Copies run on blocking threads, except small ones.
 //! - `kill -9` leaves nothing behind but a socket file, which [`sweep`] removes. Segments have no name.
