@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::error::raise;
 
 /// How long a waiting thread goes without looking for signals: Ctrl-C is noticed within this time.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 struct Shared {
     runtime: Runtime,

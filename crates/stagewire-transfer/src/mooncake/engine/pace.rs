@@ -9,7 +9,7 @@ const LONGEST: Duration = Duration::from_millis(100);
 
 /// Without a forecast, or long past it, a pause is this part of the time since something last happened: the end of a
 /// transfer is noticed at most that much late.
-const PATIENCE: u32 = 32;
+const PATIENCE: u32 = 16;
 
 /// After so long, it is this part: what stands still costs next to nothing.
 const STANDSTILL: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ mod tests {
         let after = |millis| start + Duration::from_millis(millis);
         assert_eq!(
             pace.pause(after(160), MIB),
-            Duration::from_millis(5),
+            Duration::from_millis(10),
             "without a forecast"
         );
         pace.happened(start);
@@ -93,7 +93,7 @@ mod tests {
         pace.happened(start);
         assert_eq!(pace.pause(after(8), 16 * MIB), Duration::from_millis(40));
         assert_eq!(pace.pause(after(60), 16 * MIB), Duration::from_millis(1));
-        assert_eq!(pace.pause(after(960), 16 * MIB), Duration::from_millis(30));
+        assert_eq!(pace.pause(after(960), 16 * MIB), Duration::from_millis(60));
         assert_eq!(pace.pause(after(100_000), 16 * MIB), LONGEST);
         assert_eq!(pace.pause(start, 1), SHORTEST, "small ones are not forecast");
         pace.happened(start);
