@@ -43,7 +43,7 @@ pub use handshake::Notification;
 pub use options::MooncakeOptions;
 pub use segment::{Segment, SegmentBuffer};
 
-use addresses::{Addresses, Lent};
+use addresses::{Addresses, Lent, Unlent};
 use data::Pool;
 use handshake::{Answerer, Descriptor};
 use lender::Lender;
@@ -72,6 +72,8 @@ pub struct Mooncake {
 struct Shared {
     /// Without the exposed memory, which changes.
     descriptor: Descriptor,
+    /// Regions that the descriptor has room for.
+    room: usize,
     addresses: Arc<Addresses>,
     notifications: Notifications,
 }
@@ -100,13 +102,15 @@ impl Mooncake {
         let (handshake, handshake_address) = bind(options.bind).await?;
         let (data, data_address) = bind(SocketAddr::new(options.bind.ip(), 0)).await?;
         let ip = options.advertise.unwrap_or(handshake_address.ip());
+        let descriptor = Descriptor {
+            name: SocketAddr::new(ip, handshake_address.port()).to_string(),
+            data_host: Some(ip.to_string()),
+            data_port: data_address.port(),
+            buffers: Vec::new(),
+        };
         let shared = Arc::new(Shared {
-            descriptor: Descriptor {
-                name: SocketAddr::new(ip, handshake_address.port()).to_string(),
-                data_host: Some(ip.to_string()),
-                data_port: data_address.port(),
-                buffers: Vec::new(),
-            },
+            room: descriptor.room(),
+            descriptor,
             addresses: Arc::default(),
             notifications: Notifications::default(),
         });
@@ -149,7 +153,8 @@ impl Mooncake {
     /// It ends when the region is released, or the answer dropped. While a request uses the region, it holds a pin.
     ///
     /// # Errors
-    /// [`MooncakeError::NotExposable`] where the region was released or belongs to another transport.
+    /// [`MooncakeError::NotExposable`] where the region was released or belongs to another transport,
+    /// [`MooncakeError::Full`] where the descriptor has no room for it.
     pub fn expose(&self, region: &Region) -> Result<Exposed, MooncakeError> {
         let reference = region.reference();
         let key = RegionKey {
@@ -160,14 +165,14 @@ impl Mooncake {
         if reference.transport != Kind::Mooncake.name() || !table.is_registered(key) {
             return Err(MooncakeError::NotExposable);
         }
-        let lent = self
-            .shared
-            .addresses
-            .expose(table, key, reference.capability, reference.len);
-        Ok(Exposed {
-            len: reference.len,
-            lent: lent.ok_or(MooncakeError::NotExposable)?,
-        })
+        let Shared { addresses, room, .. } = &*self.shared;
+        let len = reference.len;
+        let lent = addresses.expose(table, key, reference.capability, len, *room);
+        let lent = lent.map_err(|problem| match problem {
+            Unlent::Full => MooncakeError::Full { exposed: *room },
+            Unlent::Nowhere => MooncakeError::NotExposable,
+        })?;
+        Ok(Exposed { lent, len })
     }
 
     /// Reaches a peer by its name, `host:port` of its handshake port. A name that was opened before, and whose data port

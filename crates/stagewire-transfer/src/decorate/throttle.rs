@@ -26,8 +26,8 @@ pub struct ThrottleOptions {
 ///
 /// An operation waits first and then runs on the transport below, so that no byte shows before its time. Transfers
 /// occupy the line one after the other, in the order in which they were asked for; one that is dropped or late frees it
-/// at once. Mapping moves no bytes and costs only the latency. What the transport below would refuse by its records is
-/// refused without a wait.
+/// at once. Mapping moves no bytes and costs only the latency. Records that are malformed or leave their memory are
+/// refused without a wait; what the transport below refuses for other reasons costs the wait.
 #[derive(Debug)]
 pub struct Throttle {
     inner: Arc<dyn Transport>,

@@ -20,7 +20,23 @@ const ALIGN: u64 = 4096;
 /// All addresses in use.
 #[derive(Default)]
 pub(crate) struct Addresses {
-    grants: Mutex<BTreeMap<u64, Arc<Grant>>>,
+    ranges: Mutex<Ranges>,
+}
+
+#[derive(Default)]
+struct Ranges {
+    grants: BTreeMap<u64, Arc<Grant>>,
+    /// Grants to any peer, also where their region was released.
+    exposed: usize,
+}
+
+/// Why addresses are not lent.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Unlent {
+    /// As many regions are exposed as may be.
+    Full,
+    /// So many bytes fit nowhere.
+    Nowhere,
 }
 
 /// What one range of addresses stands for.
@@ -56,45 +72,35 @@ pub(crate) struct Held {
 }
 
 impl Addresses {
-    /// Lends a registered region to any peer.
+    /// Lends a registered region to any peer, as one of at most so many.
     pub(crate) fn expose(
         self: &Arc<Self>,
         table: Arc<Table>,
         key: RegionKey,
         capability: Capability,
         len: u64,
-    ) -> Option<Lent> {
-        self.lend(len, Source::Exposed { table, key, capability })
+        most: usize,
+    ) -> Result<Lent, Unlent> {
+        let mut ranges = self.lock();
+        if ranges.exposed >= most && ranges.exposed().count() >= most {
+            return Err(Unlent::Full);
+        }
+        let source = Source::Exposed { table, key, capability };
+        let grant = ranges.lend(len, source).ok_or(Unlent::Nowhere)?;
+        ranges.exposed += 1;
+        drop(ranges);
+        Ok(self.lent(grant))
     }
 
-    /// Lends a region that a peer has pinned.
+    /// Lends a region that a peer has pinned. `None` where so many bytes fit nowhere.
     pub(crate) fn lend_pinned(self: &Arc<Self>, hold: Arc<Hold>) -> Option<Lent> {
-        self.lend(hold.memory().len(), Source::Pinned(hold))
+        let grant = self.lock().lend(hold.memory().len(), Source::Pinned(hold))?;
+        Some(self.lent(grant))
     }
 
-    /// `None` where so many bytes fit nowhere.
-    fn lend(self: &Arc<Self>, len: u64, source: Source) -> Option<Lent> {
-        let mut grants = self.lock();
-        let base = (0..64).find_map(|_| {
-            let base = rand::random_range(1..(1_u64 << 62) / ALIGN) * ALIGN;
-            let end = base.checked_add(len)?.checked_add(ALIGN)?;
-            let before = grants.range(..end).next_back();
-            before
-                .is_none_or(|(_, grant)| grant.base + grant.len < base)
-                .then_some(base)
-        })?;
-        let grant = Arc::new(Grant {
-            base,
-            len,
-            source,
-            ended: AtomicBool::new(false),
-        });
-        grants.insert(base, grant.clone());
-        drop(grants);
-        Some(Lent {
-            addresses: self.clone(),
-            grant,
-        })
+    fn lent(self: &Arc<Self>, grant: Arc<Grant>) -> Lent {
+        let addresses = self.clone();
+        Lent { addresses, grant }
     }
 
     /// The memory that a request names, if it may be used so.
@@ -116,23 +122,49 @@ impl Addresses {
     }
 
     fn find(&self, request: &Request) -> Option<Arc<Grant>> {
-        let grants = self.lock();
-        let (_, grant) = grants.range(..=request.addr).next_back()?;
+        let ranges = self.lock();
+        let (_, grant) = ranges.grants.range(..=request.addr).next_back()?;
         let end = request.addr.checked_add(request.len)?;
         (end <= grant.base + grant.len).then(|| grant.clone())
     }
 
     /// What any peer may use, as it is listed.
     pub(crate) fn exposed(&self, name: &str) -> Vec<Buffer> {
-        let grants = self.lock();
-        let exposed = grants.values().filter(|grant| grant.is_exposed() && grant.is_open());
-        exposed
-            .map(|grant| Buffer::new(grant.base, grant.len, name.to_owned()))
-            .collect()
+        let ranges = self.lock();
+        let buffer = |grant: &Arc<Grant>| Buffer::new(grant.base, grant.len, name.to_owned());
+        ranges.exposed().map(buffer).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Grant>>> {
-        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ranges {
+    /// `None` where so many bytes fit nowhere.
+    fn lend(&mut self, len: u64, source: Source) -> Option<Arc<Grant>> {
+        let base = (0..64).find_map(|_| {
+            let base = rand::random_range(1..(1_u64 << 62) / ALIGN) * ALIGN;
+            let end = base.checked_add(len)?.checked_add(ALIGN)?;
+            let before = self.grants.range(..end).next_back();
+            before
+                .is_none_or(|(_, grant)| grant.base + grant.len < base)
+                .then_some(base)
+        })?;
+        let grant = Arc::new(Grant {
+            base,
+            len,
+            source,
+            ended: AtomicBool::new(false),
+        });
+        self.grants.insert(base, grant.clone());
+        Some(grant)
+    }
+
+    /// What any peer may use.
+    fn exposed(&self) -> impl Iterator<Item = &Arc<Grant>> {
+        let grants = self.grants.values();
+        grants.filter(|grant| grant.is_exposed() && grant.is_open())
     }
 }
 
@@ -160,7 +192,12 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         self.grant.ended.store(true, Ordering::Release);
-        self.addresses.lock().remove(&self.grant.base);
+        let mut ranges = self.addresses.lock();
+        let grant = ranges.grants.remove(&self.grant.base);
+        ranges.exposed -= usize::from(self.grant.is_exposed());
+        // What it refers to goes without the lock.
+        drop(ranges);
+        drop(grant);
     }
 }
 

@@ -66,6 +66,11 @@ pub enum MooncakeError {
     InDoubt { segment: String, bytes: u64, how: String },
     #[error("the region was released, or is not registered with mooncake at this host")]
     NotExposable,
+    #[error(
+        "no more than {exposed} regions of this process fit into what Mooncake tells its peers, 1 MiB; \
+         release some, or register fewer and larger ones"
+    )]
+    Full { exposed: usize },
     #[error(transparent)]
     Transfer(#[from] TransferError),
 }
@@ -82,6 +87,7 @@ impl Classify for MooncakeError {
             Self::Rejected { .. } | Self::NotExposable => ErrorClass::NotFound,
             Self::Protocol { .. } => ErrorClass::Corrupt,
             Self::Started => ErrorClass::Conflict,
+            Self::Full { .. } => ErrorClass::Exhausted,
             Self::Transfer(error) => error.class(),
         }
     }
@@ -101,6 +107,7 @@ impl Classify for MooncakeError {
             Self::Deadline { .. } => "transfer.deadline",
             Self::InDoubt { .. } => "transfer.in_doubt",
             Self::NotExposable => "mooncake.not_exposable",
+            Self::Full { .. } => "mooncake.full",
             Self::Transfer(error) => error.reason(),
         }
     }
@@ -117,7 +124,9 @@ impl Classify for MooncakeError {
             | Self::Deadline { segment, .. }
             | Self::InDoubt { segment, .. } => segment,
             Self::Transfer(error) => return error.details(),
-            Self::Bind { .. } | Self::Advertise { .. } | Self::Started | Self::NotExposable => return BTreeMap::new(),
+            Self::Bind { .. } | Self::Advertise { .. } | Self::Started | Self::NotExposable | Self::Full { .. } => {
+                return BTreeMap::new();
+            }
         };
         BTreeMap::from([("segment".to_owned(), segment.clone())])
     }

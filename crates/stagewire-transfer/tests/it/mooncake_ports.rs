@@ -301,6 +301,33 @@ async fn a_push_without_its_answer_is_in_doubt() {
     }
 }
 
+/// With one more, the answer to a metadata message would be too long, and nobody would get one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_regions_are_exposed_than_can_be_listed() {
+    let (ours, other) = (Ours::start().await, Ours::start().await);
+    let (region, first) = ours.expose(Borrowed::from(keyed(100, 4)));
+    let mut exposed = vec![first];
+    let error = loop {
+        match ours.mooncake.expose(&region) {
+            Ok(one) => exposed.push(one),
+            Err(error) => break error,
+        }
+        assert!(exposed.len() < 1 << 16, "they cannot all fit into 1 MiB");
+    };
+    assert_eq!(
+        (error.class(), error.reason()),
+        (ErrorClass::Exhausted, "mooncake.full"),
+        "{error}"
+    );
+    let segment = other.open(ours.mooncake.name()).await;
+    assert_eq!(segment.buffers().len(), exposed.len());
+    exposed.pop();
+    ours.mooncake.expose(&region).expect("there is room again");
+    region.release();
+    let (_region, again) = ours.expose(Borrowed::from(keyed(100, 4)));
+    assert!(pull(&segment, again.buffer()).await.expect("pulled") == keyed(100, 4));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_leaves_64_bit_addresses_is_not_asked_for() {
     let (ours, other) = (Ours::start().await, Ours::start().await);

@@ -1,8 +1,10 @@
 use std::io;
+use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use futures::future::try_join;
+use futures::future::select;
+use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -14,6 +16,10 @@ use crate::network::prepare;
 
 /// Longest time until a data port has taken a connection.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// What was sent and stays unacknowledged for so long means that the other host is gone, or that nobody there has read for
+/// so long: with peers that are not ours, no control connection tells it.
+const UNACKNOWLEDGED_MS: u32 = 60_000;
 
 /// From so many bytes, a job uses two connections: while an engine, which has one thread for all of them, waits for one, it
 /// serves the other. Measured: a read of 1 MiB takes a tenth to a quarter less time.
@@ -70,7 +76,17 @@ impl Pool {
         let (first, second) = (Job { pieces: first, ..*job }, Job { pieces: second, ..*job });
         // SAFETY: the caller's contract; no byte is in both halves.
         let (first, second) = unsafe { (self.run_on_one(&first, unsettled), self.run_on_one(&second, unsettled)) };
-        try_join(first, second).await.map(drop)
+        match select(pin!(first), pin!(second)).await.factor_first() {
+            (Ok(()), other) => other.await,
+            // What the peer makes of the other half shows whether anything is still to come of a push.
+            (Err(error @ PoolError::Exchange(ExchangeError::Rejected { .. })), other)
+                if job.operation == Operation::Write =>
+            {
+                let _ = other.await;
+                Err(error)
+            }
+            (Err(error), _) => Err(error),
+        }
     }
 
     /// # Safety
@@ -121,6 +137,7 @@ impl Pool {
                 .await
                 .map_err(late)??;
             prepare(&stream)?;
+            set_tcp_user_timeout(&stream, UNACKNOWLEDGED_MS)?;
             Ok(stream)
         };
         connected.await.map_err(|error| PoolError::Connect {

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{HandshakeError, MessageKind, parse_json};
+use super::{HandshakeError, MAX_MESSAGE, MessageKind, parse_json};
 
 /// The version of the data protocol that acknowledges writes and refusals.
 pub(crate) const PROTOCOL: u64 = 2;
@@ -110,6 +110,22 @@ impl Descriptor {
         })
     }
 
+    /// How many regions fit into the message that describes this process, whatever their addresses and lengths.
+    pub(crate) fn room(&self) -> usize {
+        let with = |count: usize| {
+            let buffers = vec![Buffer::new(u64::MAX, u64::MAX, self.name.clone()); count];
+            let of = Self {
+                buffers,
+                ..self.clone()
+            };
+            of.to_json().len()
+        };
+        // What the second one adds, a comma included.
+        let each = with(2) - with(1);
+        // One byte of the message is its kind.
+        (MAX_MESSAGE as usize - 1).saturating_sub(with(0)) / each
+    }
+
     /// How this process describes itself.
     pub(crate) fn to_json(&self) -> Vec<u8> {
         super::to_json(&Wire {
@@ -136,6 +152,7 @@ fn offers_tcp(protocol: &Value) -> bool {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::frame;
     use super::*;
 
     /// As release 0.3.13.post1 wrote it.
@@ -144,6 +161,19 @@ mod tests {
 
     fn parse(text: &str) -> Result<Descriptor, DescriptorError> {
         Descriptor::parse(text.as_bytes())
+    }
+
+    #[test]
+    fn as_many_regions_as_there_is_room_for_fit_into_a_message() {
+        let mut descriptor = parse(ENGINE).expect("a descriptor");
+        let name = descriptor.name.clone();
+        descriptor.buffers.clear();
+        let room = descriptor.room();
+        assert!(room > 5000, "{room}");
+        descriptor.buffers = vec![Buffer::new(u64::MAX, u64::MAX, name.clone()); room];
+        frame(MessageKind::Metadata, &descriptor.to_json()).expect("it fits");
+        descriptor.buffers.push(Buffer::new(u64::MAX, u64::MAX, name));
+        frame(MessageKind::Metadata, &descriptor.to_json()).expect_err("one too many");
     }
 
     #[test]
