@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::mooncake::{Ours, owned, pull, whole};
 use crate::mooncake_peer::{Engine, keyed, wheel_works};
-use crate::support::until;
+use crate::support::{rounds, until};
 
 const LEN: u64 = 24 << 20;
 const ROUNDS: u64 = 10;
@@ -329,7 +329,7 @@ async fn a_peer_that_came_back_under_its_name_is_opened_again() {
 async fn releases_never_race_requests() {
     let (ours, other) = (Ours::start().await, Ours::start().await);
     let segment = ours.open(other.mooncake.name()).await;
-    for round in 0..50 {
+    for round in (0..50_u8).cycle().take(rounds(50, 1000)) {
         let expected = keyed(1 << 20, round);
         let (region, exposed) = other.expose(Borrowed::from(expected.clone()));
         let src = exposed.buffer();

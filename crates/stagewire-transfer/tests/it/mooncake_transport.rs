@@ -262,7 +262,7 @@ async fn a_push_given_up_never_lands_in_memory_that_has_a_new_purpose() {
     let remote = remote(&pusher, &owner.peer()).await;
     let source: Memory = Borrowed::from(keyed(LEN as usize, 7)).into();
     let mut memory = Writable::allocate(LEN).expect("memory");
-    for round in 0..50 {
+    for round in (0..50).cycle().take(support::rounds(50, 1000)) {
         let region = owner
             .mooncake
             .register(memory.clone().into(), RegisterOptions::default());

@@ -161,3 +161,12 @@ pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
         "not within {limit:?}: {what}"
     );
 }
+
+/// How often a race is run: `few` times, or `full` times where `make soak` asks for it.
+pub(crate) fn rounds(few: usize, full: usize) -> usize {
+    if std::env::var_os("STAGEWIRE_SOAK").is_some() {
+        full
+    } else {
+        few
+    }
+}

@@ -105,7 +105,7 @@ mod tests {
         symlink("/bin/sh", &python).expect("linked");
         let nothing = OsStr::new("");
         let by_path = interpreter(&python, nothing).expect("an interpreter");
-        assert_eq!(sites_below(&[by_path]), [site.clone()]);
+        assert_eq!(sites_below(&[by_path]), std::slice::from_ref(&site));
         let by_name = interpreter(Path::new("python"), bin.as_os_str()).expect("on the path");
         assert_eq!(sites_below(&[by_name]), [site]);
         assert_eq!(interpreter(Path::new("python"), nothing), None);
