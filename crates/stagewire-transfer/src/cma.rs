@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use libc::{c_void, iovec};
 use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
 
-use crate::copy::{self, MoveError, Mover, Piece, Shape};
+use crate::copy::{MoveError, Mover, Piece, Shape};
 use crate::link::{Grip, Link};
 use crate::pull::pull;
 use crate::shm::register;
@@ -33,7 +33,11 @@ const SHAPE: Shape = Shape {
 /// Threads that copy so many bytes.
 #[cfg(feature = "probe")]
 pub(crate) fn threads(bytes: u64) -> usize {
-    if bytes < SHAPE.large_from { 1 } else { copy::threads() }
+    if bytes < SHAPE.large_from {
+        1
+    } else {
+        crate::copy::threads()
+    }
 }
 
 #[derive(Debug)]
