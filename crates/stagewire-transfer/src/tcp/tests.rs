@@ -309,23 +309,18 @@ async fn who_stands_still_between_the_requests_of_a_push_is_cut_off() {
 /// Peers may write the same memory, also while it is sent: the digest is that of what was sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_changes_while_it_is_pulled_is_not_corrupt() {
-    /// An address.
-    struct At(*mut u8);
-    // SAFETY: the memory is kept by the test.
-    unsafe impl Send for At {}
-
     let mut owner = owner(true).await;
-    let (at, stop) = (At(owner.writable.as_ptr().as_ptr()), Arc::new(AtomicBool::new(false)));
+    // The writer keeps the memory, also where this test fails.
+    let (memory, stop) = (owner.writable.clone(), Arc::new(AtomicBool::new(false)));
     let stopped = stop.clone();
     let writer = std::thread::spawn(move || {
-        let at = at;
         for round in 0_u8.. {
             if stopped.load(Ordering::Relaxed) {
                 return;
             }
             for offset in (0..LEN).step_by(64) {
                 // SAFETY: inside the memory. Others only copy it, whatever it is.
-                unsafe { at.0.add(offset).write_volatile(round) };
+                unsafe { memory.as_ptr().add(offset).write_volatile(round) };
             }
         }
     });
