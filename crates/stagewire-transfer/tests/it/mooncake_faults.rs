@@ -291,6 +291,27 @@ async fn idle_sockets_on_an_engines_handshake_port_stop_only_new_peers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_came_back_under_its_name_is_opened_again() {
+    // Between two peers, another program may take the port.
+    let mut tries = 3;
+    while !a_peer_comes_back().await {
+        tries -= 1;
+        assert!(tries > 0, "the port was never free again");
+    }
+    if wheel_works() {
+        // An engine has another port after each start.
+        let mut engine = Engine::start().await;
+        let (src, _) = engine.allocate(1000, Some(3)).await;
+        let before = ours.open(engine.name()).await;
+        engine.kill();
+        let mut engine = Engine::start().await;
+        is_lost(&pull_until_error(&before, src, &keyed(1000, 3)).await);
+        let (src, _) = engine.allocate(1000, Some(4)).await;
+        assert!(pull(&*ours.open(engine.name()).await, src).await.expect("pulled") == keyed(1000, 4));
+    }
+}
+
+/// Whether it got its old port.
+async fn a_peer_comes_back() -> bool {
     let (ours, other) = (Ours::start().await, Ours::start().await);
     let (_region, exposed) = other.expose(Borrowed::from(keyed(1000, 5)));
     let name = other.mooncake.name().to_owned();
@@ -304,24 +325,16 @@ async fn a_peer_that_came_back_under_its_name_is_opened_again() {
         bind: name.parse().expect("an address"),
         ..MooncakeOptions::default()
     };
-    let back = Ours::start_with(options).await.expect("the port is free again");
+    let Ok(back) = Ours::start_with(options).await else {
+        return false;
+    };
     assert_eq!(back.mooncake.name(), name);
     // The old value stays lost; the name, opened again, is the new peer, where old addresses mean nothing.
     is_lost(&pull(&segment, stale).await.expect_err("it is gone"));
     let again = ours.open(&name).await;
     let error = pull(&again, stale).await.expect_err("an address of before");
     assert_eq!(error.reason(), "mooncake.rejected", "{error}");
-    if wheel_works() {
-        // An engine has another port after each start.
-        let mut engine = Engine::start().await;
-        let (src, _) = engine.allocate(1000, Some(3)).await;
-        let before = ours.open(engine.name()).await;
-        engine.kill();
-        let mut engine = Engine::start().await;
-        is_lost(&pull_until_error(&before, src, &keyed(1000, 3)).await);
-        let (src, _) = engine.allocate(1000, Some(4)).await;
-        assert!(pull(&*ours.open(engine.name()).await, src).await.expect("pulled") == keyed(1000, 4));
-    }
+    true
 }
 
 /// A twentieth of the count that a soak has.
