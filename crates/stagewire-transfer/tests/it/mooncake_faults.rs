@@ -299,6 +299,7 @@ async fn a_peer_that_came_back_under_its_name_is_opened_again() {
     }
     if wheel_works() {
         // An engine has another port after each start.
+        let ours = Ours::start().await;
         let mut engine = Engine::start().await;
         let (src, _) = engine.allocate(1000, Some(3)).await;
         let before = ours.open(engine.name()).await;
