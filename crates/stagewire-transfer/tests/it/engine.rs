@@ -7,15 +7,15 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use stagewire_core::{ByteCount, Classify, Device, ErrorClass, Peer, Record};
 use stagewire_transfer::conformance::{Backend, Side, Violation, assert_conforms};
 use stagewire_transfer::{
     Borrowed, ConnectOptions, Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions,
-    EngineSlice, EngineStatus, EngineTransport, Host, Network, NetworkOptions, RegisterOptions, StartError,
-    TransferOptions, Transport, Writable,
+    EngineSlice, EngineStatus, EngineTransport, Host, Network, NetworkOptions, Region, RegisterOptions, StartError,
+    Target, TransferOptions, Transport, Writable,
 };
 
 use crate::support;
@@ -28,6 +28,8 @@ struct Local {
     state: Mutex<State>,
     /// While it is, nothing is copied.
     is_held_up: AtomicBool,
+    /// While it does, nothing is copied, and every batch ends so.
+    fails: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +92,10 @@ impl Engine for Local {
         let (operation, slices, looked) = state.pending.get_mut(&batch.0.get()).expect("it is not over");
         if !std::mem::replace(looked, true) || self.is_held_up.load(Ordering::Relaxed) {
             return EngineStatus::Pending;
+        }
+        if self.fails.load(Ordering::Relaxed) {
+            state.pending.remove(&batch.0.get());
+            return EngineStatus::Failed { slice: 0 };
         }
         for EngineSlice { local, remote, len } in slices.iter().copied() {
             let (from, to) = match operation {
@@ -188,4 +194,54 @@ async fn bytes_of_a_push_given_up_count_as_in_flight_until_the_engine_is_done() 
     assert_eq!(pusher.stats().in_flight_bytes, LEN);
     engine.is_held_up.store(false, Ordering::Relaxed);
     support::until("the bytes have landed", || pusher.stats().in_flight_bytes == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_that_fails_at_the_engine_is_in_doubt_and_keeps_the_region_for_a_while() {
+    const LEN: u64 = 4096;
+    let (_parent, dir) = support::run_dir();
+    let owner = InProcess(dir.clone()).side().await.expect("started");
+    let (_host, network) = network(&dir).await;
+    let engine = Arc::new(Local::default());
+    let pusher = EngineTransport::new(&network, engine.clone(), EngineOptions::default()).expect("the first");
+    let region = || {
+        let memory = Writable::allocate(LEN).expect("memory");
+        let region = owner.transport.register(memory.into(), RegisterOptions::default());
+        region.expect("registered")
+    };
+    let (pulled, pushed, other) = (region(), region(), region());
+    let remote = pusher.connect(&owner.peer, ConnectOptions::default()).await;
+    let remote = remote.expect("connected");
+    let pin = async |region: &Region| {
+        let pinned = remote.pin(&region.reference(), TransferOptions::default()).await;
+        pinned.expect("pinned")
+    };
+    let records = [Record::contiguous(0, 0, LEN)];
+
+    engine.fails.store(true, Ordering::Relaxed);
+    let pinned = pin(&pulled).await;
+    let target = Target::allocate(LEN).expect("memory");
+    let error = pinned.pull(&records, &target, TransferOptions::default()).await;
+    assert_eq!(error.expect_err("the engine fails").reason(), "transfer.backend");
+    drop(pinned);
+    support::until("nothing can land in what was read", || pulled.is_idle()).await;
+
+    let pinned = pin(&pushed).await;
+    let source = Borrowed::from(vec![7; LEN as usize]).into();
+    let failed = pinned.push(&records, &source, TransferOptions::default()).await;
+    let (error, failed_at) = (failed.expect_err("the engine fails"), Instant::now());
+    assert_eq!(error.reason(), "transfer.in_doubt", "{error}");
+    drop(pinned);
+    // Had the pin been let go, the owner would know by the time it grants another.
+    drop(pin(&other).await);
+    support::until("the owner has seen the end of the other pin", || other.is_idle()).await;
+    assert!(!pushed.is_idle(), "bytes may still land");
+    tokio::time::timeout(Duration::from_secs(30), pushed.idle())
+        .await
+        .expect("it is not kept for ever");
+    assert!(
+        failed_at.elapsed() >= Duration::from_secs(9),
+        "{:?}",
+        failed_at.elapsed()
+    );
 }

@@ -3,9 +3,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use super::flight::{Failure, Flight, Job, Rebuilt};
+use super::flight::{Failure, Flight, Job, Keep, Rebuilt};
 use super::lane::Shared;
 use super::pace::Pace;
 use super::{EngineStatus, Member};
@@ -28,7 +29,7 @@ pub(super) struct Driver<H> {
     pace: Pace,
 }
 
-impl<H> Driver<H> {
+impl<H: Keep> Driver<H> {
     pub(super) fn new(shared: Arc<Shared<H>>) -> Self {
         Self {
             shared,
@@ -43,14 +44,13 @@ impl<H> Driver<H> {
 
     /// Works until there has been nothing to do for some time.
     pub(super) fn run(mut self) {
-        let unwinding = Unwinding(self.shared.clone());
+        let _unwinding = Unwinding(self.shared.clone());
         // Short pauses are short then. Where that is not allowed, they are 50 µs longer.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
         loop {
             let arrivals = if self.jobs.is_empty() {
                 let arrivals = self.shared.arrivals_or_end();
                 if arrivals.is_empty() {
-                    std::mem::forget(unwinding);
                     return;
                 }
                 arrivals
@@ -211,11 +211,14 @@ impl<H> Driver<H> {
     }
 }
 
-/// Dropped when the thread panics: the lane begins another for the next job.
+/// Where the thread panics, the lane begins another for the next job. One that ends has said so already, and another may
+/// run by then.
 struct Unwinding<H>(Arc<Shared<H>>);
 
 impl<H> Drop for Unwinding<H> {
     fn drop(&mut self) {
-        drop(self.0.stopped());
+        if thread::panicking() {
+            drop(self.0.stopped());
+        }
     }
 }

@@ -21,7 +21,21 @@ pub(super) struct Job<H> {
     sent: usize,
     in_flight: usize,
     failure: Option<Failure>,
-    done: oneshot::Sender<Result<H, Failure>>,
+    done: oneshot::Sender<Result<H, Failed>>,
+}
+
+/// What a job holds.
+pub(super) trait Keep: Send + 'static {
+    /// Lets go of it later: the engine gave up on a write of which the peer may still have bytes to place.
+    fn quarantine(self);
+}
+
+/// A job that failed.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) failure: Failure,
+    /// Whether slices of it had begun, so that bytes may have moved.
+    pub(super) begun: bool,
 }
 
 /// Why a job failed.
@@ -67,13 +81,13 @@ pub(super) struct Flight {
     pub(super) looked: bool,
 }
 
-impl<H> Job<H> {
+impl<H: Keep> Job<H> {
     pub(super) fn new(
         operation: EngineOperation,
         slices: Vec<EngineSlice>,
         local: EngineMemory,
         hold: H,
-    ) -> (Self, oneshot::Receiver<Result<H, Failure>>) {
+    ) -> (Self, oneshot::Receiver<Result<H, Failed>>) {
         let (done, outcome) = oneshot::channel();
         let job = Self {
             operation,
@@ -135,10 +149,15 @@ impl<H> Job<H> {
         let hold = self.hold.0.take().expect("taken here only");
         let outcome = match self.failure.take() {
             None => Ok(hold),
-            // Whoever hears of it finds the memory free again.
             Some(failure) => {
-                drop(hold);
-                Err(failure)
+                let begun = self.sent > 0;
+                if begun && self.operation == EngineOperation::Write {
+                    hold.quarantine();
+                } else {
+                    // Whoever hears of it finds the memory free again.
+                    drop(hold);
+                }
+                Err(Failed { failure, begun })
             }
         };
         // Nobody may wait any more: then it goes, too.

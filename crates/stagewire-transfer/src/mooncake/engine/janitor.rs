@@ -51,6 +51,9 @@ pub(super) struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        if let Some((registration, _)) = &mut self.registered {
+            registration.leaving();
+        }
         if let Some(registered) = self.registered.take()
             && let Err(unsent) = self.janitor.0.send(registered)
         {

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::driver::Driver;
-use super::flight::{Failure, Job};
+use super::flight::{Failed, Failure, Job, Keep};
 use super::slot::Slot;
 use super::strikes::Strikes;
 use super::{EngineMemory, EngineOperation, EngineSlice};
@@ -39,7 +39,7 @@ struct Arrivals<H> {
     running: bool,
 }
 
-impl<H: Send + 'static> Lane<H> {
+impl<H: Keep> Lane<H> {
     pub(super) fn new(slot: Arc<Slot>, segment: String, is_alive: Box<dyn Fn() -> bool + Send + Sync>) -> Self {
         let arrivals = Mutex::new(Arrivals {
             jobs: VecDeque::new(),
@@ -77,19 +77,20 @@ impl<H: Send + 'static> Lane<H> {
         slices: Vec<EngineSlice>,
         local: EngineMemory,
         hold: H,
-    ) -> Result<H, Failure> {
+    ) -> Result<H, Failed> {
         let (job, outcome) = Job::new(operation, slices, local, hold);
         self.shared.enqueue(job);
         match outcome.await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Failure::Thread(std::io::Error::other(
-                "the thread of the transfers panicked",
-            ))),
+            Err(_) => Err(Failed {
+                failure: Failure::Thread(std::io::Error::other("the thread of the transfers panicked")),
+                begun: true,
+            }),
         }
     }
 }
 
-impl<H: Send + 'static> Shared<H> {
+impl<H: Keep> Shared<H> {
     fn enqueue(self: &Arc<Self>, job: Job<H>) {
         let mut arrivals = self.lock();
         arrivals.jobs.push_back(job);

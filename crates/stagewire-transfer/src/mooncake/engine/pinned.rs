@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{Device, Record};
-use tokio::time::timeout;
+use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
 
-use super::flight::{Failure, Rebuilt};
+use super::flight::{Failed, Failure, Keep, Rebuilt};
 use super::lane::Lane;
+use super::placer::QUARANTINE;
 use super::transport::KIND;
 use super::{EngineMemory, EngineOperation, EngineSlice};
 use crate::budget::Spent;
@@ -33,6 +35,17 @@ const DEATH_AFTER_FAILURE: Duration = Duration::from_millis(500);
 pub(super) struct Hold {
     here: Here,
     _grip: Arc<Grip>,
+    runtime: Handle,
+}
+
+impl Keep for Hold {
+    fn quarantine(self) {
+        let runtime = self.runtime.clone();
+        runtime.spawn(async move {
+            sleep(QUARANTINE).await;
+            drop(self);
+        });
+    }
 }
 
 enum Here {
@@ -47,19 +60,22 @@ enum Here {
 
 pub(super) struct EnginePinned {
     grip: Arc<Grip>,
+    /// Address of the region in the owner's process, or on its device.
+    remote: u64,
     lane: Arc<Lane<Hold>>,
 }
 
 impl EnginePinned {
-    pub(super) fn new(grip: Arc<Grip>, lane: Arc<Lane<Hold>>) -> Self {
-        Self { grip, lane }
-    }
-
-    /// Address of the region in the owner's process, or on its device.
-    fn remote(&self) -> u64 {
-        match self.grip.place() {
-            Place::Address(address) => address,
-            _ => unreachable!("the owner answers an engine's pin with an address"),
+    /// # Errors
+    /// [`TransferError::Backend`] where the owner names no address at which the region may lie.
+    pub(super) fn new(grip: Arc<Grip>, lane: Arc<Lane<Hold>>) -> Result<Self, TransferError> {
+        match address(grip.place(), grip.len()) {
+            Some(remote) => Ok(Self { grip, remote, lane }),
+            None => Err(backend(
+                &grip,
+                "pin",
+                format!("it says that the region is at {:?}", grip.place()),
+            )),
         }
     }
 
@@ -74,7 +90,9 @@ impl EnginePinned {
         let hold = Hold {
             here,
             _grip: self.grip.clone(),
+            runtime: Handle::current(),
         };
+        let bytes = slices.iter().map(|slice| slice.len).sum();
         let moved = self.lane.run(operation, slices, local, hold).await;
         match moved {
             Ok(hold) => {
@@ -82,26 +100,36 @@ impl EnginePinned {
                 Ok(hold.here)
             }
             // Where the peer died, the engine may know it first. One that answers lives.
-            Err(failure) => match timeout(DEATH_AFTER_FAILURE, self.grip.confirm()).await {
+            Err(Failed { failure, begun }) => match timeout(DEATH_AFTER_FAILURE, self.grip.confirm()).await {
                 Ok(Err(lost)) => Err(lost),
-                _ => Err(self.failed(failure)),
+                _ if !self.grip.link().is_alive() => Err(self.grip.link().peer_lost()),
+                _ => {
+                    let error = self.failed(failure);
+                    // What went out before may wait in the peer's sockets.
+                    let is_in_doubt = begun && operation == EngineOperation::Write;
+                    Err(if is_in_doubt {
+                        self.in_doubt(bytes, error.to_string())
+                    } else {
+                        error
+                    })
+                }
             },
         }
     }
 
-    fn failed(&self, failure: Failure) -> TransferError {
-        let (link, region, segment) = (self.grip.link(), self.grip.region(), self.lane.segment());
-        let peer = link.peer();
-        if !link.is_alive() {
-            return link.peer_lost();
+    fn in_doubt(&self, bytes: u64, how: String) -> TransferError {
+        TransferError::InDoubt {
+            peer: self.grip.link().peer(),
+            pid: self.grip.link().process().pid,
+            region: self.grip.region(),
+            bytes,
+            how,
         }
-        let backend = |what, problem| TransferError::Backend {
-            transport: KIND.name(),
-            peer,
-            region,
-            what,
-            problem,
-        };
+    }
+
+    fn failed(&self, failure: Failure) -> TransferError {
+        let (peer, segment) = (self.grip.link().peer(), self.lane.segment());
+        let backend = |what, problem| backend(&self.grip, what, problem);
         match failure {
             Failure::Register(error) => backend("register the memory of this side", error.to_string()),
             Failure::Submit { slice, error } => backend(
@@ -145,7 +173,7 @@ impl Pinned for EnginePinned {
     }
 
     async fn pull(&self, records: &[Record], dst: &Target, options: TransferOptions) -> Result<(), TransferError> {
-        let remote = self.remote();
+        let remote = self.remote;
         let local = span(dst.as_ptr().addr().get(), dst.len(), dst.device());
         pull_with(&self.grip, records, dst, &options, SHAPE, |plan, claim| async move {
             let slices = slices(&plan, |piece| (local.address + piece.dst, remote + piece.src));
@@ -161,7 +189,7 @@ impl Pinned for EnginePinned {
     }
 
     async fn push(&self, records: &[Record], src: &Memory, options: TransferOptions) -> Result<(), TransferError> {
-        let remote = self.remote();
+        let remote = self.remote;
         let local = span(src.as_ptr().addr().get(), src.len(), src.device());
         let begun = AtomicU64::new(0);
         let pushed = push_with(&self.grip, records, src, &options, SHAPE, |plan, spent| {
@@ -182,13 +210,7 @@ impl Pinned for EnginePinned {
             if bytes == 0 {
                 return error;
             }
-            TransferError::InDoubt {
-                peer: self.grip.link().peer(),
-                pid: self.grip.link().process().pid,
-                region: self.grip.region(),
-                bytes,
-                how,
-            }
+            self.in_doubt(bytes, how)
         })
     }
 
@@ -198,6 +220,24 @@ impl Pinned for EnginePinned {
             ability: "map",
             instead: "pull instead",
         })
+    }
+}
+
+/// Where the region is: its last byte has an address, too.
+fn address(place: Place, len: u64) -> Option<u64> {
+    match place {
+        Place::Address(address) => address.checked_add(len).map(|_| address),
+        _ => None,
+    }
+}
+
+fn backend(grip: &Grip, what: &'static str, problem: String) -> TransferError {
+    TransferError::Backend {
+        transport: KIND.name(),
+        peer: grip.link().peer(),
+        region: grip.region(),
+        what,
+        problem,
     }
 }
 
@@ -228,5 +268,17 @@ impl fmt::Debug for EnginePinned {
         f.debug_struct("EnginePinned")
             .field("grip", &self.grip)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_address_that_has_room_for_the_region_counts() {
+        assert_eq!(address(Place::Address(4096), 4096), Some(4096));
+        assert_eq!(address(Place::Address(u64::MAX - 4095), 4096), None);
+        assert_eq!(address(Place::Served, 4096), None);
     }
 }

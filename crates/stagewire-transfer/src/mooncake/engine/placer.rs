@@ -7,9 +7,9 @@ use crate::network::Placer;
 use crate::table::Hold;
 use crate::wire::Place;
 
-/// How long memory that a lost writer had pinned stays as it is. What it had sent may still be written, and nobody can
-/// stop the engine from doing so: a dead writer's last bytes are in the sockets of this host, and read at once.
-const QUARANTINE: Duration = Duration::from_secs(10);
+/// How long memory that a lost or failed writer had pinned stays as it is. What it had sent may still be written, and
+/// nobody can stop the engine from doing so: such a writer's last bytes are in the sockets of this host, and read at once.
+pub(super) const QUARANTINE: Duration = Duration::from_secs(10);
 
 pub(super) struct EnginePlacer;
 

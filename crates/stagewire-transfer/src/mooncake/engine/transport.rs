@@ -25,7 +25,8 @@ pub(super) const KIND: Kind = Kind::Engine;
 /// Moves bytes with somebody else's [`Engine`].
 ///
 /// A push that ran out of time may still be written, until its slices are over at the engine; the memory on both sides
-/// stays in place until then, and [`TransferError::InDoubt`] says so. A pull that ran out of time writes, if at all, only
+/// stays in place until then, and [`TransferError::InDoubt`] says so, as it does where the engine gave up on one: then the
+/// memory stays for another 10 s. A pull that ran out of time writes, if at all, only
 /// into its own target, which stays busy until then.
 pub struct EngineTransport {
     network: Arc<Network>,
@@ -168,7 +169,7 @@ struct EngineRemote {
 impl Remote for EngineRemote {
     async fn pin(&self, region: &RegionRef, options: TransferOptions) -> Result<Box<dyn Pinned>, TransferError> {
         let grip = self.link.pin(KIND, region, &options).await?;
-        Ok(Box::new(EnginePinned::new(Arc::new(grip), self.lane.clone())))
+        Ok(Box::new(EnginePinned::new(Arc::new(grip), self.lane.clone())?))
     }
 
     fn is_alive(&self) -> bool {

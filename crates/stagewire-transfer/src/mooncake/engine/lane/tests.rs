@@ -11,6 +11,10 @@ use super::*;
 
 type Held = Arc<()>;
 
+impl Keep for Held {
+    fn quarantine(self) {}
+}
+
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn lane(fake: &Arc<Fake>, rebuild: Option<Rebuild>) -> Arc<Lane<Held>> {
@@ -33,7 +37,7 @@ const LOCAL: EngineMemory = EngineMemory {
     device: Device::Cpu,
 };
 
-type Outcome = oneshot::Receiver<Result<Held, Failure>>;
+type Outcome = oneshot::Receiver<Result<Held, Failed>>;
 
 /// Has the lane know of a transfer when this returns. Dropped, the outcome is abandoned.
 fn start(lane: &Lane<Held>, slices: Vec<EngineSlice>, hold: Held) -> Outcome {
@@ -117,7 +121,7 @@ async fn the_first_failure_is_told_once_nothing_is_under_way() {
     let running = start(&lane, slices(0, 600), hold);
     until("it is under way", || fake.flying() == 512).await;
     fake.set(EngineStatus::Failed { slice: 3 });
-    let failure = running.await.expect("an outcome").expect_err("failed");
+    let failure = running.await.expect("an outcome").expect_err("failed").failure;
     assert!(
         matches!(failure, Failure::Slice { slice, .. } if slice.local % 64 == 3),
         "{failure:?}"
@@ -128,7 +132,8 @@ async fn the_first_failure_is_told_once_nothing_is_under_way() {
     let failure = start(&lane, slices(7, 1), Held::default())
         .await
         .expect("an outcome")
-        .expect_err("refused");
+        .expect_err("refused")
+        .failure;
     assert!(
         matches!(failure, Failure::Submit { slice, .. } if slice.local == 7),
         "{failure:?}"
@@ -147,7 +152,8 @@ async fn a_stuck_engine_is_replaced() {
         let failure = start(&lane, slices(0, 1), Held::default())
             .await
             .expect("an outcome")
-            .expect_err("failed");
+            .expect_err("failed")
+            .failure;
         if let Failure::Stuck { rebuilt, failures, .. } = failure {
             assert!(failures >= 3);
             break rebuilt;
@@ -181,4 +187,19 @@ async fn local_memory_is_registered_for_as_long_as_it_takes_part() {
     one.await.expect("an outcome").expect("moved");
     two.await.expect("an outcome").expect("moved");
     assert_eq!(fake.calls(), ["register 0+10000", "unregister 0"]);
+}
+
+#[tokio::test]
+async fn a_thread_that_ends_leaves_nothing_behind() {
+    let fake = Arc::new(Fake::default());
+    fake.set(EngineStatus::Done);
+    let lane = lane(&fake, None);
+    let shared = Arc::downgrade(&lane.shared);
+    start(&lane, slices(0, 1), Held::default())
+        .await
+        .expect("an outcome")
+        .expect("moved");
+    drop(lane);
+    until("the thread has ended", || shared.strong_count() == 0).await;
+    assert_eq!(Arc::strong_count(&fake), 1, "the engine is still held");
 }
