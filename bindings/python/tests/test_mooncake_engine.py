@@ -18,7 +18,7 @@ import peers
 import pytest
 from engine_peer import pattern, zeros
 from stagewire import conformance, errors
-from stagewire.mooncake import EngineTransport, make_engine
+from stagewire.mooncake import EngineTransport, _span, make_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -312,8 +312,47 @@ def test_device_memory_passes_through(child: Child, transport: EngineTransport) 
         region = transport.register(torch.arange(1000, device="cuda"))
     except errors.Unavailable as error:
         assert error.reason == "register.backend"  # noqa: PT017
-    else:
-        assert region.release(5.0)
+        return
+    assert region.release(5.0)
+    reference = child.register("d", MIB, 1)
+    target = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+    # Still queued when the read begins: it must not come after the bytes.
+    torch.cuda._sleep(100_000_000)
+    target.zero_()
+    transport.read(child.address, reference, target)
+    assert (target.cpu().numpy() == pattern(MIB, 1)).all()
+
+
+def test_device_memory_is_used_once_its_stream_has_come_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    calls: list[str] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+
+    class OnDevice:
+        device = "cuda:1"
+        nbytes = 16
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 1
+
+        def is_contiguous(self) -> bool:
+            return True
+
+        def data_ptr(self) -> int:
+            calls.append("address")
+            return 4096
+
+    def current_stream(device: str) -> Stream:
+        calls.append(device)
+        return Stream()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    tensor = OnDevice()
+    assert _span(tensor) == (4096, 16, 1, False, tensor)
+    assert calls == ["cuda:1", "synchronize", "address"]
 
 
 class Loopback:

@@ -24,6 +24,10 @@ many records most.
 Mooncake's data port knows no authentication and is open on every interface, whatever ``host`` says: use it in trusted
 networks only. Over TCP, only what is registered can be reached; targets of `EngineTransport.read` are not.
 
+An engine knows no CUDA streams. Each call that takes a tensor on a device first waits for what the current stream of
+that device has queued. Work on other streams is the caller's to wait for, and so is work that is queued after
+`EngineTransport.register`, before peers may read.
+
 Needs one of Mooncake's wheels, such as ``mooncake-transfer-engine``; it is imported when the first engine is made.
 """
 
@@ -303,11 +307,17 @@ def _records(native: EnginePin, records: Sequence[Record] | None) -> list[Record
 
 
 def _span(memory: Any) -> tuple[int, int, int | None, bool, Any]:
-    """Address, bytes, index of the CUDA device, whether it is read-only, owner."""
+    """Address, bytes, index of the CUDA device, whether it is read-only, owner.
+
+    Waits for what the current stream of that device has queued: the engine knows no streams.
+    """
     kind, index = memory.__dlpack_device__() if hasattr(memory, "__dlpack_device__") else (1, 0)
     if int(kind) == 2:  # CUDA, in DLPack's numbers
         if not memory.is_contiguous():
             raise Invalid("the tensor is not contiguous; use .contiguous()", reason="argument.memory")
+        import torch
+
+        torch.cuda.current_stream(memory.device).synchronize()
         return memory.data_ptr(), memory.nbytes, int(index), False, memory
     tensor = _host(memory)
     if not tensor.contiguous:
