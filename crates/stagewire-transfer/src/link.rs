@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, ProcessRef};
@@ -136,6 +137,11 @@ impl Link {
         options: &TransferOptions,
         operation: impl Future<Output = Result<T, TransferError>>,
     ) -> Result<T, TransferError> {
+        let mut operation = std::pin::pin!(operation);
+        // A short copy is done at once: then there is nothing to watch, and no timer to set.
+        if let Poll::Ready(outcome) = futures::poll!(operation.as_mut()) {
+            return outcome;
+        }
         let unless_lost = async {
             tokio::select! {
                 biased;
