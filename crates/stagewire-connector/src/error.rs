@@ -58,6 +58,8 @@ pub enum PublishError {
         nbytes: ByteCount,
         source: ArenaError,
     },
+    #[error("request {request:?}: tensor {index} is memory that peers may write, but a payload never changes")]
+    Writable { request: String, index: usize },
     #[error("request {request:?}: tensor {index} cannot be offered to other processes")]
     Register {
         request: String,
@@ -79,7 +81,9 @@ pub enum PublishError {
 impl Classify for PublishError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::TensorCount { .. } | Self::TensorSize { .. } | Self::NoSuchChunk { .. } => ErrorClass::Invalid,
+            Self::TensorCount { .. } | Self::TensorSize { .. } | Self::Writable { .. } | Self::NoSuchChunk { .. } => {
+                ErrorClass::Invalid
+            }
             Self::Arena { source, .. } => source.class(),
             Self::Register { source, .. } => source.class(),
             Self::Ended { .. } => ErrorClass::Conflict,
@@ -90,6 +94,7 @@ impl Classify for PublishError {
     fn reason(&self) -> &'static str {
         match self {
             Self::TensorCount { .. } | Self::TensorSize { .. } => "publish.tensors",
+            Self::Writable { .. } => "publish.writable",
             Self::Arena { source, .. } => source.reason(),
             Self::Register { source, .. } => source.reason(),
             Self::NoSuchChunk { .. } => "payload.chunks",

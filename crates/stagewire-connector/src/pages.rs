@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use stagewire_core::{ByteCount, Manifest, RegionRef};
+use stagewire_core::{ByteCount, Device, Manifest, RegionRef};
 use stagewire_transfer::{Arena, Memory, Region, RegisterOptions, Transport, empty_region};
 
 use crate::PublishError;
@@ -92,7 +92,14 @@ impl Pages {
                 (Memory::Arena(extent), _) => (offer.shm, Memory::Arena(extent)),
                 (Memory::Borrowed(borrowed), Some(cma)) => (cma, Memory::Borrowed(borrowed)),
                 // Where there is no cma, shm says why it does not take it.
-                (memory @ Memory::Writable(_), cma) => (cma.unwrap_or(offer.shm), memory),
+                (Memory::Writable(_), _) => {
+                    let request = request.to_owned();
+                    return Err(PublishError::Writable { request, index });
+                }
+                // Which no arena takes: the transport says what can.
+                (Memory::Borrowed(borrowed), None) if borrowed.device() != Device::Cpu => {
+                    (offer.shm, Memory::Borrowed(borrowed))
+                }
                 (Memory::Borrowed(borrowed), None) => {
                     match (
                         Staged::new(offer.arena, borrowed.clone(), spec, manifest.chunking()),

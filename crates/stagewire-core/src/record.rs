@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Classify, ErrorClass};
+use crate::{Classify, Device, ErrorClass};
 
 /// One strided copy: `rows` rows of `width` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,15 +35,23 @@ pub enum RecordError {
     Overflow { record: Record },
     #[error("record {record:?} has rows that overlap in the destination")]
     Overlap { record: Record },
+    #[error("the source is memory of {device}, which this copy cannot read; copy it to the host first")]
+    Device { device: Device },
 }
 
 impl Classify for RecordError {
     fn class(&self) -> ErrorClass {
-        ErrorClass::Invalid
+        match self {
+            Self::Device { .. } => ErrorClass::Unsupported,
+            _ => ErrorClass::Invalid,
+        }
     }
 
     fn reason(&self) -> &'static str {
-        "transfer.bounds"
+        match self {
+            Self::Device { .. } => "transfer.device",
+            _ => "transfer.bounds",
+        }
     }
 }
 

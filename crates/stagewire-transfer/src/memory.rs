@@ -140,9 +140,14 @@ impl Borrowed {
         self.len == 0
     }
 
-    /// The first byte.
+    /// The first byte; an address of the device where [`Borrowed::device`] names one.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.ptr
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        self.device
     }
 }
 

@@ -22,6 +22,7 @@ mod serve;
 mod tests;
 pub(crate) mod vectors;
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,7 +190,10 @@ impl TcpPinned {
             {
                 return link.peer_lost();
             }
-            LaneFault::Open(error) => return backend(format!("no data connection: {error}")),
+            LaneFault::Open(error) => {
+                let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
+                return backend(format!("no data connection: {error}{cause}"));
+            }
             LaneFault::Ended(ended) => ended,
         };
         match ended {

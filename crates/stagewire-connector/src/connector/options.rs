@@ -27,7 +27,7 @@ pub struct ConnectorOptions {
     pub borrow: Borrowing,
     /// Who keeps payloads of mode `store`.
     pub store: Option<Peer>,
-    /// Where consumers that cannot use the transports of one host pull over `tcp`.
+    /// Where consumers for which the kernel forbids cross-memory attach pull over `tcp`.
     pub network: NetworkOptions,
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use stagewire_connector::{Borrowing, ConsumeError, ConsumeOptions, Fetched, Owner, ViewMemory};
-use stagewire_core::{Classify, DType, EntryValue, ErrorClass, Handle};
-use stagewire_transfer::Target;
+use stagewire_core::{Classify, DType, Device, EntryValue, ErrorClass, Handle};
+use stagewire_transfer::{Borrowed, Memory, Target, Writable};
 
 use crate::bundle::{Bundle, spec};
 use crate::second::Second;
@@ -313,4 +313,28 @@ async fn a_holder_out_of_reach_of_every_transport_is_an_error_of_the_first() {
         panic!("{error}");
     };
     assert!(source.to_string().contains("offers no shm"), "{source}");
+}
+
+/// What cannot be offered is refused for its own reason, however memory outside the arena is offered otherwise.
+#[expect(unsafe_code, reason = "there is no safe way to name memory of a device")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_peers_may_write_and_memory_of_a_device_is_not_published() {
+    for borrow in [Borrowing::Auto, Borrowing::Never] {
+        let world = World::with(|options| options.borrow = borrow).await;
+        let bundle = Bundle::one(&[16]);
+        let len = spec(DType::F32, &[16]).nbytes().0;
+        let publish = |memory: Memory| {
+            let spec = stagewire_connector::PublishSpec::new("r", bundle.manifest(), Owner::Orchestrator);
+            let refused = world.connector.publish(spec, vec![memory]).map(drop);
+            refused.expect_err("refused").reason().to_owned()
+        };
+        let writable = Writable::allocate(len).expect("memory");
+        assert_eq!(publish(writable.into()), "publish.writable");
+        let owner: Arc<Vec<u8>> = Arc::new(vec![0; len as usize]);
+        let address = std::ptr::NonNull::from(owner.as_slice()).cast();
+        // SAFETY: nobody reads it: it is said to be where only a driver could.
+        let device = unsafe { Borrowed::on_device(Device::Cuda(0), address, len as usize, owner) };
+        assert_eq!(publish(device.into()), "register.device");
+        all_gone(&world.connector).await;
+    }
 }

@@ -3,7 +3,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use stagewire_core::{Record, RecordError};
+use stagewire_core::{Device, Record, RecordError};
 
 use super::{Inner, Segment};
 use crate::Borrowed;
@@ -153,6 +153,10 @@ impl ExtentWriter {
     /// # Errors
     /// [`RecordError`]; nothing is written then.
     pub fn copy(&mut self, records: &[Record], source: &Borrowed) -> Result<(), RecordError> {
+        match source.device() {
+            Device::Cpu => {}
+            device => return Err(RecordError::Device { device }),
+        }
         for record in records {
             record.check(source.len() as u64, self.range.len)?;
         }
@@ -161,8 +165,8 @@ impl ExtentWriter {
             .map(|record| record.merged())
             .flat_map(|record| record.row_offsets().map(move |(src, dst)| (src, dst, record.width)));
         for (src, dst, width) in rows {
-            // SAFETY: `check` proved that both rows lie inside their memory. The source is readable by the contract of
-            // `Borrowed::new`. The destination is written by this writer alone, and shown as a slice by nobody.
+            // SAFETY: `check` proved that both rows lie inside their memory. The source is host memory, readable by the
+            // contract of `Borrowed::new`. The destination is written by this writer alone, and shown as a slice by nobody.
             // The two may be the same memory, which `copy` allows.
             unsafe {
                 let from = source.as_ptr().as_ptr().add(src as usize);

@@ -80,12 +80,13 @@ impl Connection {
                     Ok(())
                 }
             };
-            let Err(problem) = done else { continue };
-            if !ending {
+            if let Err(problem) = done
+                && !ending
+            {
                 tracing::warn!(reader = ?self.reader, %problem, "a data connection is ended");
                 self.end_sending(&mut ending);
             }
-            if channel.is_remote() {
+            if ending && channel.is_remote() {
                 break;
             }
         }

@@ -62,6 +62,25 @@ impl Link {
                 found: grip.len,
             });
         }
+        let placed = match kind {
+            Kind::Shm => matches!(grip.place, Place::Segment { .. }) && grip.segment.is_some(),
+            Kind::Cma => matches!(grip.place, Place::Address(_)),
+            // They look for themselves.
+            Kind::Tcp | Kind::Mooncake | Kind::Nixl | Kind::Engine => true,
+        };
+        if !placed {
+            return Err(TransferError::Backend {
+                transport: kind.name(),
+                peer,
+                region: region.region,
+                what: "pin",
+                problem: format!(
+                    "the owner answers with {:?}, which says nothing to {}",
+                    grip.place,
+                    kind.name()
+                ),
+            });
+        }
         grip.region = region.region;
         grip.kind = kind;
         Ok(grip)

@@ -132,8 +132,8 @@ async fn a_connection_that_ends_takes_its_pins_along() {
     owner.network.shutdown().await;
     tokio::time::timeout(LIMIT, link.closed()).await.expect("noticed");
     assert_eq!(grip.confirm().await.expect_err("shut down").reason(), "peer.lost");
-    drop(grip);
     tokio::time::timeout(LIMIT, region.idle()).await.expect("let go");
+    drop(grip);
     let again = connect(&reader, &owner).await.expect_err("nobody listens");
     assert_eq!(again.reason(), "peer.lost", "{again}");
 }

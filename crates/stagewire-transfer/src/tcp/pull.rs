@@ -123,7 +123,7 @@ async fn finish(pinned: &TcpPinned, claim: Claim, pulled: Result<(), LaneFault>)
         Err(fault) => {
             // Nothing writes any more: the bytes are free before it is known what happened.
             drop(claim);
-            Err(pinned.fault("the pull", fault).await)
+            Err(pinned.fault("pull", fault).await)
         }
     }
 }

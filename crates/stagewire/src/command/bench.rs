@@ -29,7 +29,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u16).range(21..))]
     pairs: u16,
 
-    /// Fewer cases, in about a minute
+    /// Fewer cases, in about a minute (`transfer`)
     #[arg(long)]
     quick: bool,
 
@@ -43,6 +43,9 @@ pub(crate) struct BenchArgs {
 }
 
 pub(crate) async fn run(args: BenchArgs, output: &Output) -> Result<Exit, Fault> {
+    if args.name == Name::Quick && (args.quick || args.only.is_some()) {
+        return Err(Fault::usage("--quick and --only are for `stagewire bench transfer`"));
+    }
     let options = Options {
         pairs: args.pairs.into(),
         quick: args.quick,

@@ -1,5 +1,6 @@
 //! Pushes: what arrives waits in memory of its own until whoever pushes says that it still wants it.
 
+use std::io;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +10,11 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{Inbox, LaneError, Service, held, receive_head, refuse, say};
+use crate::MAX_ROWS;
 use crate::buffer::Buffer;
 use crate::network::Session;
 use crate::table::Hold;
-use crate::tcp::frame::{Direction, FrameKind, Head, Refusal, Request};
+use crate::tcp::frame::{Direction, FrameKind, Head, MAX_RUNS, Refusal, Request};
 use crate::tcp::receive::{ReceiveError, receive};
 use crate::tcp::rows::{Cursor, Rows, Run};
 use crate::tcp::send::{Base, Framing};
@@ -106,6 +108,10 @@ pub(super) async fn push(
     };
     let (mut staged, mut request, mut runs, mut left) = (Vec::new(), first, runs, first.total);
     loop {
+        // Room is taken for the bytes alone: a push of as many rows as are allowed needs no more requests than this.
+        if request.bytes == 0 || staged.len() as u64 * u64::from(MAX_RUNS) > MAX_ROWS {
+            return refuse(stream, transfer, Refusal::Bounds).await;
+        }
         match stage(stream, service, &hold, &request, runs).await? {
             Ok(part) => staged.push(part),
             Err(refusal) => return refuse(stream, transfer, refusal).await,
@@ -144,7 +150,7 @@ pub(super) async fn push(
         Ok(found) => return Err(LaneError::Due { found, due: "Apply" }),
         Err(error) => return Err(LaneError::Receive(error)),
     }
-    apply(staged, first.total).await;
+    apply(staged, first.total).await?;
     say(stream, transfer, FrameKind::Applied, false, 0).await
 }
 
@@ -203,12 +209,14 @@ async fn stage(
 }
 
 /// Puts all parts in place, also when nobody waits for it any more.
-async fn apply(staged: Vec<Staged>, bytes: u64) {
+///
+/// # Errors
+/// Where the runtime ends before it is known to be done.
+async fn apply(staged: Vec<Staged>, bytes: u64) -> io::Result<()> {
     let apply = move || staged.iter().for_each(Staged::apply);
     if bytes < INLINE_BELOW {
         apply();
-    } else {
-        // It fails only where the runtime ends, and then nobody is told that it is done.
-        let _ = tokio::task::spawn_blocking(apply).await;
+        return Ok(());
     }
+    tokio::task::spawn_blocking(apply).await.map_err(io::Error::other)
 }
