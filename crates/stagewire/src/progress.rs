@@ -3,6 +3,8 @@
 mod bars;
 mod lines;
 
+use std::time::Duration;
+
 use crate::client::Event;
 use crate::output::Output;
 
@@ -17,6 +19,9 @@ pub(crate) enum Progress {
 }
 
 impl Progress {
+    /// How long nothing must happen before [`Progress::settle`].
+    pub(crate) const QUIET: Duration = lines::QUIET;
+
     /// For a pipeline with these stages, in order.
     pub(crate) fn new(stages: &[String], output: &Output) -> Self {
         if output.is_terminal() {
@@ -30,6 +35,13 @@ impl Progress {
         match self {
             Self::Bars(bars) => bars.show(event),
             Self::Lines(lines) => lines.show(event),
+        }
+    }
+
+    /// Shows what was held back, once nothing has happened for [`Progress::QUIET`].
+    pub(crate) fn settle(&mut self) {
+        if let Self::Lines(lines) = self {
+            lines.settle();
         }
     }
 

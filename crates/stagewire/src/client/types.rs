@@ -93,7 +93,7 @@ pub(crate) struct JobList {
 }
 
 /// What happened to a job.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Event {
     pub(crate) at_ns: Timestamp,
     #[serde(rename = "type")]
@@ -114,7 +114,7 @@ impl Event {
 }
 
 /// A payload that came into being.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct PayloadNotice {
     pub(crate) nbytes: u64,
     pub(crate) chunks: u32,
@@ -122,7 +122,7 @@ pub(crate) struct PayloadNotice {
 }
 
 /// One chunk as its consumer received it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(crate) struct HandoverNotice {
     pub(crate) from: String,
     pub(crate) chunk: u32,

@@ -150,7 +150,18 @@ async fn watch(
     progress: &mut Progress,
 ) -> Result<(), ClientError> {
     let mut events = client.events(id, seen.as_deref()).await?;
-    while let Some(event) = events.next().await? {
+    loop {
+        let next = {
+            let mut next = std::pin::pin!(events.next());
+            match timeout(Progress::QUIET, next.as_mut()).await {
+                Ok(next) => next,
+                Err(_) => {
+                    progress.settle();
+                    next.await
+                }
+            }
+        };
+        let Some(event) = next? else { break };
         *seen = events.last_id().map(str::to_owned);
         progress.show(&event);
         if event.is_last() {

@@ -5,16 +5,19 @@ use stagewire_core::Timestamp;
 use crate::client::Event;
 use crate::output::{Output, bytes};
 
-/// One line for each thing that happens; progress at most once in a second and stage.
+/// One line for each thing that happens; progress at most once in a second and stage, and the last of it in any case.
 #[derive(Debug)]
 pub(crate) struct Lines {
     output: Output,
     first: Option<Timestamp>,
     /// The stage whose progress was printed last, and when.
     printed: Option<(String, Timestamp)>,
+    /// Progress that came too soon after the one before.
+    held: Option<Event>,
 }
 
-const QUIET: Duration = Duration::from_secs(1);
+/// No two lines of progress of a stage come closer.
+pub(super) const QUIET: Duration = Duration::from_secs(1);
 
 impl Lines {
     pub(super) fn new(output: &Output) -> Self {
@@ -22,14 +25,28 @@ impl Lines {
             output: output.clone(),
             first: None,
             printed: None,
+            held: None,
         }
     }
 
     pub(super) fn show(&mut self, event: &Event) {
         let first = *self.first.get_or_insert(event.at_ns);
         if event.kind == "progress" && !self.is_due(event) {
+            self.held = Some(event.clone());
             return;
         }
+        self.held = None;
+        self.print(event, first);
+    }
+
+    /// Nothing happened for [`QUIET`]: what was held back is shown.
+    pub(super) fn settle(&mut self) {
+        if let (Some(event), Some(first)) = (self.held.take(), self.first) {
+            self.print(&event, first);
+        }
+    }
+
+    fn print(&self, event: &Event, first: Timestamp) {
         let Some(text) = describe(event) else { return };
         let stage = event.stage.as_deref().unwrap_or("job");
         let seconds = event.at_ns.since(first).as_secs_f64();
