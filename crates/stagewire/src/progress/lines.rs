@@ -13,7 +13,7 @@ pub(crate) struct Lines {
     /// The stage whose progress was printed last, and when.
     printed: Option<(String, Timestamp)>,
     /// Progress that came too soon after the one before.
-    held: Option<Event>,
+    held: Option<Box<Event>>,
 }
 
 /// No two lines of progress of a stage come closer.
@@ -32,7 +32,7 @@ impl Lines {
     pub(super) fn show(&mut self, event: &Event) {
         let first = *self.first.get_or_insert(event.at_ns);
         if event.kind == "progress" && !self.is_due(event) {
-            self.held = Some(event.clone());
+            self.held = Some(Box::new(event.clone()));
             return;
         }
         self.held = None;
