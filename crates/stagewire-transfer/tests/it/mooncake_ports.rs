@@ -424,3 +424,52 @@ async fn ours_over_ipv6() {
 fn skip_ipv6() {
     eprintln!("skipped: this machine has no ::1");
 }
+
+/// The clock stands still except where everybody waits for it.
+#[tokio::test]
+async fn half_a_request_does_not_hold_its_connection() {
+    let ours = Ours::start().await;
+    let mut stream = TcpStream::connect(data_port(&ours).await).await.expect("it listens");
+    stream.write_all(&[0; 10]).await.expect("sent");
+    tokio::time::pause();
+    let begun = tokio::time::Instant::now();
+    let end = timeout(Duration::from_secs(60), stream.read(&mut [0; 1])).await;
+    assert_eq!(end.expect("closed").expect("in order"), 0);
+    assert!(begun.elapsed() >= Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn peers_that_are_slow_are_served_to_the_end() {
+    const MIB: usize = 1 << 20;
+    let ours = Ours::start().await;
+    let len = 24 * MIB;
+    let (_region, exposed) = ours.expose(Borrowed::from(keyed(len, 4)));
+    let mut memory = Writable::allocate(MIB as u64).expect("memory");
+    let (region, writable) = ours.expose(memory.clone());
+    let data = data_port(&ours).await;
+    let mut reader = TcpStream::connect(&data).await.expect("it listens");
+    reader.write_all(&request(0x80, exposed.buffer())).await.expect("sent");
+    tokio::time::pause();
+    // Of what is sent in one go, too little in the time in which a peer that does nothing is cut off.
+    let mut status = [0; 8];
+    reader.read_exact(&mut status).await.expect("a status");
+    assert_eq!(status, *DONE);
+    let mut read = vec![0; len];
+    for part in read.chunks_mut(MIB) {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        reader.read_exact(part).await.expect("it is served");
+    }
+    assert!(read == keyed(len, 4));
+    let mut writer = TcpStream::connect(&data).await.expect("it listens");
+    writer.write_all(&request(0x81, writable.buffer())).await.expect("sent");
+    // Never as much as a connection usually waits for before it is readable.
+    let bytes = keyed(MIB, 5);
+    for part in bytes.chunks(100 << 10) {
+        writer.write_all(part).await.expect("it is heard");
+        tokio::time::sleep(Duration::from_secs(20)).await;
+    }
+    writer.read_exact(&mut status).await.expect("a status");
+    assert_eq!(status, *DONE);
+    drop((region, writable));
+    assert!(owned(&mut memory).await == bytes);
+}

@@ -1,12 +1,11 @@
 use std::io;
-use std::pin::pin;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::watermark::Watermark;
@@ -16,10 +15,14 @@ use crate::mooncake::addresses::{Addresses, Held};
 use crate::network::prepare;
 use crate::tcp::vectors::{Turns, Vectors};
 
-/// Data connections at a time. Each costs a task and a socket.
+/// Data connections at a time. Each costs a task and a socket. Where there are so many, one more takes the place of the one
+/// that has been idle for longest.
 const CONNECTIONS: usize = 1024;
 
-/// A peer that takes so long for one step of a request is cut off: the request holds memory.
+/// How long one more connection waits for its place.
+const PLACE: Duration = Duration::from_millis(100);
+
+/// A peer that sends and takes nothing for so long in the middle of a request is cut off: it holds memory or a connection.
 const STALL: Duration = Duration::from_secs(30);
 
 /// How often a request that moves nothing looks whether its memory may still be used.
@@ -35,8 +38,14 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves memory to peers until told to stop.
-pub(crate) async fn serve(listener: TcpListener, addresses: Arc<Addresses>, mut stop: watch::Receiver<bool>) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+pub(crate) async fn serve(listener: TcpListener, addresses: Arc<Addresses>, stop: watch::Receiver<bool>) {
+    serve_at_most(CONNECTIONS, listener, addresses, stop).await;
+}
+
+async fn serve_at_most(most: usize, listener: TcpListener, addresses: Arc<Addresses>, mut stop: watch::Receiver<bool>) {
+    let permits = Arc::new(Semaphore::new(most));
+    // Idle connections wait for it, and it wakes them in the order in which they came.
+    let crowded = Arc::new(Notify::new());
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -50,15 +59,22 @@ pub(crate) async fn serve(listener: TcpListener, addresses: Arc<Addresses>, mut 
                 continue;
             }
         };
-        let Ok(permit) = permits.clone().try_acquire_owned() else {
-            tracing::warn!(%from, "a Mooncake data connection is refused: there are {CONNECTIONS} already");
-            continue;
+        let permit = match permits.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                crowded.notify_one();
+                let Ok(Ok(permit)) = timeout(PLACE, permits.clone().acquire_owned()).await else {
+                    tracing::warn!(%from, "a Mooncake data connection is refused: there are {most}, none of them idle");
+                    continue;
+                };
+                permit
+            }
         };
-        let (addresses, mut stop) = (addresses.clone(), stop.clone());
+        let (addresses, crowded, mut stop) = (addresses.clone(), crowded.clone(), stop.clone());
         tokio::spawn(async move {
             let _permit = permit;
             let served = tokio::select! {
-                served = connection(stream, &addresses) => served,
+                served = connection(stream, &addresses, &crowded) => served,
                 () = stopped(&mut stop) => return,
             };
             if let Err(error) = served {
@@ -77,21 +93,20 @@ enum Ended {
     Refused { operation: Operation, addr: u64, len: u64 },
     #[error("the memory that it uses was released")]
     Released,
-    #[error("it moved next to nothing for {STALL:?}")]
+    #[error("it moved nothing for {STALL:?}")]
     Stalled,
+    #[error("it began a request and did not end it within {STALL:?}")]
+    HalfSaid,
+    #[error("it was idle for longer than any other, and one more needs its place")]
+    Crowded,
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
 /// Answers one request after the other, until the peer closes the connection.
-async fn connection(mut stream: TcpStream, addresses: &Addresses) -> Result<(), Ended> {
+async fn connection(mut stream: TcpStream, addresses: &Addresses, crowded: &Notify) -> Result<(), Ended> {
     prepare(&stream)?;
-    let mut head = [0; REQUEST];
-    loop {
-        match stream.read_exact(&mut head).await {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
-            read => read?,
-        };
+    while let Some(head) = next_head(&mut stream, crowded).await? {
         let request = match Request::decode(&head) {
             Ok(request) => request,
             Err(error) => {
@@ -112,6 +127,25 @@ async fn connection(mut stream: TcpStream, addresses: &Addresses) -> Result<(), 
             Operation::Write => take(&stream, &held, len as usize).await?,
         }
     }
+    Ok(())
+}
+
+/// Waits for a request. `None` where the peer closes the connection.
+async fn next_head(stream: &mut TcpStream, crowded: &Notify) -> Result<Option<[u8; REQUEST]>, Ended> {
+    let mut head = [0; REQUEST];
+    let begun = tokio::select! {
+        biased;
+        read = stream.read(&mut head) => read?,
+        () = crowded.notified() => return Err(Ended::Crowded),
+    };
+    if begun == 0 {
+        return Ok(None);
+    }
+    match timeout(STALL, stream.read_exact(&mut head[begun..])).await {
+        Err(_) => Err(Ended::HalfSaid),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Ok(read) => read.map(|_| Some(head)).map_err(Ended::Io),
+    }
 }
 
 /// Sends a status and then the bytes.
@@ -127,23 +161,47 @@ async fn give(stream: &TcpStream, held: &Held, len: usize) -> Result<(), Ended> 
         // SAFETY: `held` keeps the bytes in place; their number was checked. They are readable, and the kernel does not
         // mind that a peer may write to them meanwhile.
         unsafe { vectors.push(held.as_ptr().add(at), STEP.min(len - at)) };
-        let all = vectors.left();
-        unless_over(held, vectors.send(stream, all)).await?;
+        send(stream, held, &mut vectors).await?;
         vectors.clear();
     }
     Ok(())
 }
 
-/// Moves bytes of a request, until its memory was released or nothing has moved for long.
-async fn unless_over(held: &Held, moving: impl Future<Output = io::Result<()>>) -> Result<(), Ended> {
-    let (mut moving, begun) = (pin!(moving), Instant::now());
+/// Sends all there is, until the memory was released or nothing has moved for long.
+async fn send(stream: &TcpStream, held: &Held, vectors: &mut Vectors) -> Result<(), Ended> {
+    let mut patience = Patience::new(vectors.left());
     loop {
-        match timeout(TICK, &mut moving).await {
-            Ok(moved) => return Ok(moved?),
-            Err(_) if !held.is_open() => return Err(Ended::Released),
-            Err(_) if begun.elapsed() >= STALL => return Err(Ended::Stalled),
-            Err(_) => {}
+        let all = vectors.left();
+        if let Ok(sent) = timeout(TICK, vectors.send(stream, all)).await {
+            return Ok(sent?);
         }
+        patience.check(held, vectors.left())?;
+    }
+}
+
+/// Ends a request whose memory was released, or of which nothing has moved for long.
+struct Patience {
+    left: usize,
+    since: Instant,
+}
+
+impl Patience {
+    fn new(left: usize) -> Self {
+        let since = Instant::now();
+        Self { left, since }
+    }
+
+    /// With so many bytes left to move.
+    fn check(&mut self, held: &Held, left: usize) -> Result<(), Ended> {
+        if !held.is_open() {
+            return Err(Ended::Released);
+        }
+        if left < self.left {
+            *self = Self::new(left);
+        } else if self.since.elapsed() >= STALL {
+            return Err(Ended::Stalled);
+        }
+        Ok(())
     }
 }
 
@@ -153,19 +211,24 @@ async fn take(stream: &TcpStream, held: &Held, len: usize) -> Result<(), Ended> 
     // SAFETY: `held` keeps the bytes in place; their number was checked. `Writable` memory is written only by peers, which
     // answer for what they do to each other, and read only once nobody holds it.
     unsafe { vectors.push(held.as_ptr(), len) };
-    let mut watermark = Watermark::new(stream);
+    let (mut watermark, mut patience, mut flows) = (Watermark::new(stream), Patience::new(len), true);
     while vectors.left() > 0 {
-        watermark.adapt(vectors.left());
-        unless_over(held, vectors.receive(stream, &mut turns)).await?;
-        if !held.is_open() {
-            return Err(Ended::Released);
+        if flows {
+            watermark.adapt(vectors.left());
+        } else {
+            // What is there counts, however little.
+            watermark.lower();
         }
+        let received = timeout(TICK, vectors.receive(stream, &mut turns)).await;
+        flows = received.is_ok();
+        received.unwrap_or(Ok(()))?;
+        patience.check(held, vectors.left())?;
     }
     vectors.clear();
     let status = Status::Done.encode();
     // SAFETY: the status outlives the vectors.
     unsafe { vectors.push(NonNull::from(&status).cast(), STATUS) };
-    unless_over(held, vectors.send(stream, STATUS)).await
+    send(stream, held, &mut vectors).await
 }
 
 /// Says that a request is refused. What the peer sends after it is thrown away for a while: a socket that is closed with
@@ -184,4 +247,37 @@ async fn refuse(stream: &mut TcpStream) {
     };
     // Whatever becomes of it, the connection is over.
     let _ = timeout(FAREWELL, farewell).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// Of an operation that there is not.
+    const BAD: [u8; REQUEST] = [0xFF; REQUEST];
+
+    async fn end_of(stream: &mut TcpStream) -> Vec<u8> {
+        let mut rest = Vec::new();
+        let read = timeout(Duration::from_secs(10), stream.read_to_end(&mut rest));
+        read.await.expect("the connection ends").expect("in order");
+        rest
+    }
+
+    #[tokio::test]
+    async fn one_connection_too_many_takes_the_place_of_the_one_idle_for_longest() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let stop = watch::Sender::new(false);
+        tokio::spawn(serve_at_most(2, listener, Arc::default(), stop.subscribe()));
+        let mut first = TcpStream::connect(address).await.expect("it listens");
+        let mut second = TcpStream::connect(address).await.expect("it listens");
+        let mut third = TcpStream::connect(address).await.expect("it listens");
+        assert!(end_of(&mut first).await.is_empty());
+        for stream in [&mut second, &mut third] {
+            stream.write_all(&BAD).await.expect("it is still there");
+            assert_eq!(end_of(stream).await, Status::Rejected.encode());
+        }
+    }
 }

@@ -24,6 +24,11 @@ impl<'a> Watermark<'a> {
         self.set(if left >= 2 * MARK { MARK } else { 1 });
     }
 
+    /// Lets anything count.
+    pub(super) fn lower(&mut self) {
+        self.set(1);
+    }
+
     fn set(&mut self, mark: usize) {
         if self.mark == mark {
             return;
