@@ -83,6 +83,8 @@ impl Default for NixlOptions {
 ///   it is over. Until then, [`Target::is_idle`](crate::Target::is_idle) is false.
 /// - Registered memory is given back only when its region is gone and every peer has forgotten it. Peers forget by
 ///   themselves, within a second after their last pin; memory that a peer may still write is not registered again.
+/// - Memory that a peer of this host could write comes back ten seconds after that peer's process ended; its last bytes may
+///   still be under way.
 /// - A push that fails after it began is in doubt, except where the peer's process is known to have died.
 /// - One thread posts and looks after all transfers; it sleeps where there are none.
 ///
@@ -124,7 +126,7 @@ impl Nixl {
         let incarnation = network.host().incarnation();
         let make = move || {
             let library = NixlLibrary::open(library.as_deref())?;
-            let name = format!("stagewire-{incarnation}");
+            let name = agent_name(incarnation);
             let serving = Agent::new(&library, &name, true)?;
             let moving = Agent::new(&library, &format!("{name}-reader"), false)?;
             warm_up(&moving);
@@ -208,6 +210,12 @@ impl Drop for Nixl {
     fn drop(&mut self) {
         self.worker.stop();
     }
+}
+
+/// What the agent that serves a process is called. Peers hold each other to it: NIXL knows agents by name alone, and one
+/// under the name of another would be taken for it.
+fn agent_name(incarnation: Incarnation) -> String {
+    format!("stagewire-{incarnation}")
 }
 
 /// The first registration of an agent takes tens of milliseconds.
@@ -323,11 +331,26 @@ impl Remote for NixlRemote {
             // The pin itself is bounded by the same deadline, from outside.
             let unbounded = TransferOptions { deadline: None };
             let grip = link.pin(KIND, region, &unbounded).await?;
-            let Place::Address(number) = grip.place() else {
-                unreachable!("the owner answers a nixl pin with a number");
+            let wrong = |problem: String| TransferError::Backend {
+                transport: KIND.name(),
+                peer: link.peer(),
+                region: region.region,
+                what: "pin",
+                problem,
+            };
+            let place = grip.place();
+            let Place::Address(number) = place else {
+                return Err(wrong(format!("the peer answers with {place:?} instead of a number")));
             };
             let learnt = self.peer.learn(number).await;
             let (in_use, span) = learnt.map_err(|error| error.of_transfer(region.region, "fetch the metadata"))?;
+            if !span.is_of(grip.len()) {
+                let problem = format!(
+                    "the peer has it as {span:?}, which is no region of {} bytes",
+                    grip.len()
+                );
+                return Err(wrong(problem));
+            }
             Ok(NixlPinned::new(grip, self.peer.clone(), in_use, span))
         };
         let pinned = link.bounded("the pin", region.region, &options, pinned).await?;

@@ -54,6 +54,11 @@ impl Span {
             Space::Cuda(ordinal) => ordinal as u64,
         }
     }
+
+    /// Whether it may be the span of a region of so many bytes: whoever asks may have it from a peer.
+    pub(super) fn is_of(&self, len: u64) -> bool {
+        self.len == len && self.address.checked_add(len).is_some()
+    }
 }
 
 /// One contiguous copy between two spans, by offsets in each.
@@ -352,5 +357,25 @@ impl Drop for TransferList<'_> {
     fn drop(&mut self) {
         // SAFETY: made by `new`.
         unsafe { (self.symbols.destroy_xfer_dlist)(self.raw) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_has_the_length_of_its_region_and_ends_in_memory() {
+        let span = |address, len| Span {
+            space: Space::Host,
+            number: 1,
+            address,
+            len,
+        };
+        assert!(span(4096, 100).is_of(100));
+        assert!(!span(4096, 101).is_of(100));
+        assert!(!span(4096, 99).is_of(100));
+        assert!(span(u64::MAX - 100, 100).is_of(100));
+        assert!(!span(u64::MAX - 99, 100).is_of(100));
     }
 }

@@ -20,6 +20,10 @@ use crate::wire::{self, Place};
 /// or its connections are broken, long before.
 const LINGER: Duration = Duration::from_secs(60);
 
+/// How long memory that a reader could write stays after its process ended: over TCP, its last bytes may still be in the
+/// sockets of this host.
+const LAST_BYTES: Duration = Duration::from_secs(10);
+
 /// Answers for this process.
 pub(super) struct Owner {
     registry: Arc<Registry>,
@@ -135,8 +139,13 @@ impl Placer for Owner {
                     None => std::future::pending().await,
                 }
             };
-            // The time is up, or there is no process that could still reach the memory.
-            let _ = tokio::time::timeout(LINGER, died).await;
+            if tokio::time::timeout(LINGER, died).await.is_ok() {
+                // There is no process that could still read the memory.
+                registry.cut_off_from_reading(session);
+                if registry.is_holder(session) {
+                    tokio::time::sleep(LAST_BYTES).await;
+                }
+            }
             registry.cut_off(session);
         });
     }

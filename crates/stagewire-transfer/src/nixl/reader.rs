@@ -7,9 +7,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use stagewire_core::Incarnation;
 use tokio::time::sleep;
 
 use super::agent::Span;
+use super::agent_name;
 use super::message::{Answer, NUMBERS, Part, Question};
 use super::transfer::Held;
 use super::version::NixlVersion;
@@ -70,7 +72,7 @@ impl NixlPeer {
                 expected: version.to_string(),
             });
         }
-        let name = CString::new(agent).map_err(|error| refused(format!("the name of its agent: {error}")))?;
+        let name = agent_of(peer, agent).map_err(refused)?;
         let part = |answer| match answer {
             Answer::Connection(part) => Some(part),
             _ => None,
@@ -206,6 +208,17 @@ impl fmt::Debug for NixlPeer {
     }
 }
 
+/// The agent of a peer, which must have the peer's name.
+fn agent_of(peer: Incarnation, found: String) -> Result<CString, String> {
+    let expected = agent_name(peer);
+    if found != expected {
+        return Err(format!(
+            "it gives {found:?} as its agent of NIXL instead of {expected:?}"
+        ));
+    }
+    CString::new(found).map_err(|error| format!("the name of its agent: {error}"))
+}
+
 fn broken(link: &Link, problem: String) -> AskError {
     AskError::Refused {
         kind: Kind::Nixl,
@@ -242,6 +255,23 @@ async fn fetch(
                 link,
                 format!("{} of {total} bytes of metadata arrived", whole.len()),
             ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_cannot_have_the_agent_of_another() {
+        let (peer, other) = (Incarnation(Uuid::from_u128(1)), Incarnation(Uuid::from_u128(2)));
+        agent_of(peer, agent_name(peer)).expect("its own");
+        for name in [agent_name(other), String::new(), format!("{}-reader", agent_name(peer))] {
+            let problem = agent_of(peer, name.clone()).expect_err("not its own");
+            assert!(problem.contains(&format!("{name:?}")), "{problem}");
         }
     }
 }

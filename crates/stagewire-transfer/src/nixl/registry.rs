@@ -150,10 +150,21 @@ impl Registry {
 
     /// A session is over for good.
     pub(super) fn cut_off(&self, session: u128) {
+        self.cut_off_from(session, |_| true);
+    }
+
+    /// A session is over for good, except that what it wrote may still arrive.
+    pub(super) fn cut_off_from_reading(&self, session: u128) {
+        self.cut_off_from(session, |memory| !memory.is_writable());
+    }
+
+    fn cut_off_from(&self, session: u128, which: impl Fn(&Memory) -> bool) {
         let numbers: Vec<u64> = lock(&self.books).registrations.keys().copied().collect();
         self.change(numbers, |registration| {
-            registration.pins.remove(&session);
-            registration.holders.remove(&session);
+            if which(&registration.memory) {
+                registration.pins.remove(&session);
+                registration.holders.remove(&session);
+            }
         });
     }
 

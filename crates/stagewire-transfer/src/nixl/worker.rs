@@ -41,6 +41,8 @@ pub(super) enum Fault {
     /// The peer's metadata, or that of the region, must be loaded first.
     #[error("its metadata is not loaded")]
     NotLoaded,
+    #[error("its metadata are those of {found:?}")]
+    OfAnother { found: CString },
     #[error("NIXL cannot {what}: {error}")]
     Nixl { what: &'static str, error: NixlError },
     #[error("this host was shut down")]

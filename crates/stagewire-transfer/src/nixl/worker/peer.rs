@@ -5,7 +5,7 @@ use tokio::sync::oneshot;
 
 use super::Fault;
 use super::job::Running;
-use crate::nixl::agent::{Agent, NixlError};
+use crate::nixl::agent::Agent;
 
 /// What the thread knows of a peer, and what of that NIXL has loaded.
 ///
@@ -98,18 +98,25 @@ impl<K> Peer<K> {
     }
 
     /// Has NIXL load what a request to this registration needs.
-    pub(super) fn load(&mut self, agent: &Agent, number: u64) -> Result<(), Fault> {
-        let failed = |error: NixlError| Fault::Nixl {
-            what: "load the metadata of the peer",
-            error,
+    pub(super) fn load(&mut self, agent: &Agent, name: &CStr, number: u64) -> Result<(), Fault> {
+        let load = |metadata: &[u8]| {
+            let loaded = agent.load(metadata).map_err(|error| Fault::Nixl {
+                what: "load the metadata of the peer",
+                error,
+            })?;
+            if *loaded == *name {
+                Ok(loaded)
+            } else {
+                Err(Fault::OfAnother { found: loaded })
+            }
         };
         if self.loaded.is_none() {
             let connection = self.connection.as_ref().ok_or(Fault::NotLoaded)?;
-            self.loaded = Some(agent.load(connection).map_err(failed)?);
+            self.loaded = Some(load(connection)?);
         }
         if !self.loaded_registrations.contains(&number) {
             let metadata = self.registrations.get(&number).ok_or(Fault::NotLoaded)?;
-            agent.load(metadata).map_err(failed)?;
+            load(metadata)?;
             self.loaded_registrations.insert(number);
         }
         Ok(())
