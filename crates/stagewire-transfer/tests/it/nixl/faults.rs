@@ -234,6 +234,26 @@ async fn memory_stays_until_its_readers_have_forgotten_it_or_died() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_a_dead_reader_could_write_stays_a_while() {
+    if !is_here() {
+        return;
+    }
+    let (_parent, dir) = support::run_dir();
+    let (mut owner, offer) = Child::owner(&dir, MIB, &WRITABLE_TCP).await;
+    let mut reader = Child::reader(&dir, &TCP);
+    reader.ask::<()>(&format!("pull {}", to_hex(&offer))).await;
+    owner.ask::<()>("release").await;
+    reader.kill();
+    let (killed, limit) = (Instant::now(), Duration::from_secs(30));
+    while owner.ask::<u64>("registrations").await > 0 {
+        assert!(killed.elapsed() < limit, "never given back");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let after = killed.elapsed();
+    assert!(after > Duration::from_secs(9), "given back after {after:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transfer_that_hangs_costs_little() {
     if !is_here() {
         return;
