@@ -71,10 +71,11 @@ async fn serve_at_most(most: usize, listener: TcpListener, addresses: Arc<Addres
             }
         };
         let (addresses, crowded, mut stop) = (addresses.clone(), crowded.clone(), stop.clone());
+        let stopping = stop.clone();
         tokio::spawn(async move {
             let _permit = permit;
             let served = tokio::select! {
-                served = connection(stream, &addresses, &crowded) => served,
+                served = connection(stream, &addresses, &crowded, &stopping) => served,
                 () = stopped(&mut stop) => return,
             };
             if let Err(error) = served {
@@ -104,9 +105,18 @@ enum Ended {
 }
 
 /// Answers one request after the other, until the peer closes the connection.
-async fn connection(mut stream: TcpStream, addresses: &Addresses, crowded: &Notify) -> Result<(), Ended> {
+async fn connection(
+    mut stream: TcpStream,
+    addresses: &Addresses,
+    crowded: &Notify,
+    stopping: &watch::Receiver<bool>,
+) -> Result<(), Ended> {
     prepare(&stream)?;
     while let Some(head) = next_head(&mut stream, crowded).await? {
+        // Whoever stopped this server may have sent the request since, while this task had no reason to wait.
+        if *stopping.borrow() {
+            return Ok(());
+        }
         let request = match Request::decode(&head) {
             Ok(request) => request,
             Err(error) => {
