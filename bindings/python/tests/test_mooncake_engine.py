@@ -193,7 +193,22 @@ def test_an_owner_that_stops_is_noticed_by_the_deadline(child: Child, transport:
     assert child.ask("release", "a", 10.0)
 
 
-def test_a_stopped_owner_costs_next_to_nothing(child: Child, transport: EngineTransport) -> None:
+def test_a_stopped_owner_costs_next_to_nothing(transport: EngineTransport) -> None:
+    # Other work on the machine only adds to what is measured: one quiet measurement of three proves it.
+    measured = []
+    for _ in range(3):
+        child = Child()
+        try:
+            measured.append(cost_of_standing_still(child, transport))
+        finally:
+            child.kill()
+        if sum(measured[-1].values()) < 20:
+            return
+    pytest.fail(f"CPU for a transfer that stood still for 3 s: {measured} ms")
+
+
+def cost_of_standing_still(child: Child, transport: EngineTransport) -> dict[tuple[str, str], float]:
+    """Milliseconds of CPU by thread, of this one and those that are ours by their name, while an owner stands still."""
     reference = child.register("a", 64 * MIB, 1)
     pinned, target = transport.pin(child.address, reference), zeros(64 * MIB)
     for _ in range(3):
@@ -201,7 +216,6 @@ def test_a_stopped_owner_costs_next_to_nothing(child: Child, transport: EngineTr
     child.stop()
 
     def spent() -> dict[tuple[str, str], int]:
-        """Nanoseconds of CPU by thread, of this one and those that are ours by their name."""
         tasks = {task: (task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()}
         ours = [
             (task, name)
@@ -214,9 +228,7 @@ def test_a_stopped_owner_costs_next_to_nothing(child: Child, transport: EngineTr
     with pytest.raises(errors.Deadline):
         pinned.read(target, deadline=3.0)
     after = spent()
-    milliseconds = {thread: round((nanos - before.get(thread, 0)) / 1e6, 2) for thread, nanos in after.items()}
-    # The target is 20 ms, which benches/mooncake_engine.py measures at rest. Spinning would cost 3000.
-    assert sum(milliseconds.values()) < 60, f"CPU for a transfer that stood still for 3 s: {milliseconds} ms"
+    return {thread: round((nanos - before.get(thread, 0)) / 1e6, 2) for thread, nanos in after.items()}
 
 
 def test_a_restarted_owner_is_another_one(child: Child, transport: EngineTransport) -> None:
