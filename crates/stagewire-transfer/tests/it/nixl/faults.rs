@@ -258,6 +258,20 @@ async fn a_transfer_that_hangs_costs_little() {
     if !is_here() {
         return;
     }
+    // Other work on the machine only adds to what is measured: one quiet measurement of three proves it.
+    let mut measured = Vec::new();
+    while measured.len() < 3 {
+        let cost = cost_of_hanging().await;
+        if cost < Duration::from_millis(20) {
+            return;
+        }
+        measured.push(cost);
+    }
+    panic!("{measured:?} for three seconds");
+}
+
+/// CPU of the thread that moves bytes, while a transfer hangs for three seconds.
+async fn cost_of_hanging() -> Duration {
     let (_parent, dir) = support::run_dir();
     let (owner, offer) = Child::owner(&dir, 8 * MIB, &TCP).await;
     let mut reader = Child::reader(&dir, &TCP);
@@ -266,8 +280,8 @@ async fn a_transfer_that_hangs_costs_little() {
     reader.begin("now").await;
     let (pulled, cost): (Result<(), String>, Duration) = reader.answer().await;
     assert_eq!(pulled, Err("transfer.deadline".to_owned()));
-    assert!(cost < Duration::from_millis(20), "{cost:?} for three seconds");
     owner.go_on();
+    cost
 }
 
 /// Not over TCP: there UCX 1.23 ends the owner's process where it cannot answer a read ("Fatal: unexpected error").
