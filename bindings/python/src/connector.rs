@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use stagewire_connector::{Borrowing, ConnectorOptions, ConsumeOptions, Owner};
-use stagewire_core::{ByteCount, ErrorClass, Failure, PayloadId, StageName};
+use stagewire_connector::{Borrowing, ConnectorOptions, ConsumeOptions};
+use stagewire_core::{ByteCount, ErrorClass, Failure, Lease, PayloadId, StageName};
 
 use crate::consumer::{self, Consumer};
 use crate::error::{invalid, raise, raise_from};
@@ -61,7 +61,7 @@ impl Connector {
         };
         let (entries, memory) = payload::lend_all(py, entries)?;
         let manifest = payload::manifest(py, entries, &how)?;
-        let spec = payload::spec(request, manifest, Owner::Consumer, seconds(py, deadline)?);
+        let spec = payload::spec(request, manifest, Lease::DeleteOnConsume, seconds(py, deadline)?);
         let runtime = runtime(py)?;
         // May copy into the arena, where the memory cannot be read from outside.
         let published = py.detach(|| {
@@ -147,8 +147,10 @@ pub(crate) fn stats<'py>(py: Python<'py>, connector: &stagewire_connector::Conne
         ("live_bytes", stats.live_bytes),
         ("published", stats.published),
         ("released", stats.released),
+        ("consumed", stats.consumed),
         ("expired", stats.expired),
         ("failed", stats.failed),
+        ("claims_refused", stats.claims_refused),
         ("consumers", stats.consumers),
         ("links", stats.links),
         ("staged_bytes", stats.staged_bytes),

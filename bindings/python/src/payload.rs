@@ -67,7 +67,7 @@ pub(crate) fn manifest(py: Python<'_>, entries: Vec<Entry>, how: &Description<'_
 pub(crate) fn spec(
     request: String,
     manifest: Manifest,
-    owner: Owner,
+    owner: impl Into<Owner>,
     deadline: Option<std::time::Duration>,
 ) -> PublishSpec {
     let usual = PublishSpec::new(request, manifest, owner);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use stagewire_core::{Capability, Handle, Incarnation, PayloadId, Peer, Token, TransferMode};
+use stagewire_core::{Capability, Handle, Incarnation, Lease, PayloadId, Peer, Token, TransferMode};
 use stagewire_transfer::{Host, HostOptions, Memory, Network, listen_unix};
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -19,7 +19,9 @@ use crate::live::{Gone, Live, Table};
 use crate::pages::{Offer, Pages};
 use crate::serve::{self, Holder};
 use crate::wire::Me;
-use crate::{ConsumeError, ConsumeOptions, Consumer, Publication, PublishError, PublishSpec, PutError, StartError};
+use crate::{
+    ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec, PutError, StartError,
+};
 
 /// Publishes payloads of this process and consumes those of others.
 pub struct Connector {
@@ -166,6 +168,12 @@ impl Connector {
         if shared.is_closed() {
             return Err(PublishError::Closed { request: spec.request });
         }
+        if let Owner::Lease(lease) = spec.owner
+            && let Some(why) = unfit(lease)
+        {
+            let request = spec.request;
+            return Err(PublishError::Lease { request, lease, why });
+        }
         let offer = Offer {
             arena: shared.host.arena(),
             shm: shared.shm.as_ref(),
@@ -238,8 +246,10 @@ impl Connector {
             live_bytes,
             published: table.published.load(Ordering::Relaxed),
             released: table.released.load(Ordering::Relaxed),
+            consumed: table.consumed.load(Ordering::Relaxed),
             expired: table.expired.load(Ordering::Relaxed),
             failed: table.failed.load(Ordering::Relaxed),
+            claims_refused: table.claims_refused.load(Ordering::Relaxed),
             consumers: shared.consumers.load(Ordering::Relaxed),
             links: shared.links.open(),
             staged_bytes: shared.staged.load(Ordering::Relaxed),
@@ -259,6 +269,15 @@ impl Connector {
 
     pub(crate) const fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+}
+
+/// Why this process cannot hold a payload of this lease.
+const fn unfit(lease: Lease) -> Option<&'static str> {
+    match lease {
+        Lease::Cached => Some("is kept by stores only; publish it to a store"),
+        Lease::Ttl(ttl) if ttl.is_zero() => Some("has ended before it begins; give it more time"),
+        _ => None,
     }
 }
 

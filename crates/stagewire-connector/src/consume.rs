@@ -52,8 +52,8 @@ pub(crate) trait Observer: Send + Sync {
 
 /// A payload being consumed, chunk by chunk, in order.
 ///
-/// Dropping it lets go of every pin that no view needs any more; a payload that its consumer owns may then be consumed
-/// by another one, from chunk 0.
+/// Dropping it lets go of every pin that no view needs any more; one that is deleted on consume may then be consumed
+/// by another consumer, from chunk 0.
 pub struct Consumer {
     shared: Arc<Shared>,
     handle: Arc<Handle>,
@@ -128,7 +128,7 @@ impl Consumer {
             observer: None,
             _counted: counted,
             call: None,
-            state: State { readable: 0, end: None },
+            state: State::default(),
             access: None,
             pull: None,
             next: 0,
@@ -223,8 +223,8 @@ impl Consumer {
         Ok(Fetched { tensors, handovers })
     }
 
-    /// Tells the holder that the consumer needs no more chunks. A payload that its consumer owns is deleted; one of an
-    /// orchestrator stays. Views stay valid. The end of the iteration does the same.
+    /// Tells the holder that the consumer needs no more chunks. A payload that is deleted on consume is;
+    /// any other stays. Views stay valid. The end of the iteration does the same.
     ///
     /// # Errors
     /// [`ConsumeError::Claimed`] and the like where nothing was read before and the holder refuses this consumer;

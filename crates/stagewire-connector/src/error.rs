@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, PayloadId};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Lease, PayloadId};
 use stagewire_transfer::{ArenaError, RegisterError};
 
 use crate::LinkError;
@@ -66,6 +66,12 @@ pub enum PublishError {
         index: usize,
         source: RegisterError,
     },
+    #[error("request {request:?}: a payload of lease {lease} {why}")]
+    Lease {
+        request: String,
+        lease: Lease,
+        why: &'static str,
+    },
     #[error("request {request:?}: chunk {chunk} does not exist, the payload has {chunks}")]
     NoSuchChunk { request: String, chunk: u32, chunks: u32 },
     #[error("request {request:?}: chunk {chunk} cannot be shown, the payload has ended: {end}")]
@@ -81,9 +87,11 @@ pub enum PublishError {
 impl Classify for PublishError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::TensorCount { .. } | Self::TensorSize { .. } | Self::Writable { .. } | Self::NoSuchChunk { .. } => {
-                ErrorClass::Invalid
-            }
+            Self::TensorCount { .. }
+            | Self::TensorSize { .. }
+            | Self::Writable { .. }
+            | Self::Lease { .. }
+            | Self::NoSuchChunk { .. } => ErrorClass::Invalid,
             Self::Arena { source, .. } => source.class(),
             Self::Register { source, .. } => source.class(),
             Self::Ended { .. } => ErrorClass::Conflict,
@@ -97,6 +105,7 @@ impl Classify for PublishError {
             Self::Writable { .. } => "publish.writable",
             Self::Arena { source, .. } => source.reason(),
             Self::Register { source, .. } => source.reason(),
+            Self::Lease { .. } => "payload.lease",
             Self::NoSuchChunk { .. } => "payload.chunks",
             Self::Ended { .. } => "publish.ended",
             Self::Closed { .. } => "connector.closed",

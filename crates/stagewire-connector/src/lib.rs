@@ -11,17 +11,17 @@
 //! - Consumers pull, and see a chunk only when it is complete, in order, whatever order chunks became ready in. The bytes
 //!   are exact, or there is an error that names request, stage, chunk and peer.
 //! - A producer that fails or dies is an error at its consumers at once; one that is silent, at their deadline.
-//! - A payload lives until its [`Owner`] ends it. Its memory goes when the last view of it does, wherever that is.
-//! - A consumer that dies, or is dropped, leaves no pin; a payload that its consumer owns can then be consumed by another
-//!   one, from chunk 0. Two consumers at once are refused.
+//! - A payload lives until its [`Owner`] or its [`Lease`](stagewire_core::Lease) ends it. Its memory goes when the last view of it does, wherever that is.
+//! - A consumer that dies, or is dropped, leaves no pin; one that is deleted on consume can then be consumed by another
+//!   consumer, from chunk 0. Two at once are refused.
 //! - Nothing is read without the payload's capability, nor by another user of the host.
 //!
 //! *Non-guarantees.* The producer must leave published bytes alone until the payload has ended; nobody checks. What is
 //! consumed may be read again after an error, so that a chunk can be seen twice by different consumers.
 //!
 //! ```
-//! use stagewire_connector::{Connector, ConnectorOptions, ConsumeOptions, Owner, PublishSpec};
-//! use stagewire_core::{Chunking, DType, Entry, EntryValue, Manifest, PayloadKind, StageName, TensorSpec};
+//! use stagewire_connector::{Connector, ConnectorOptions, ConsumeOptions, PublishSpec};
+//! use stagewire_core::{Chunking, DType, Entry, EntryValue, Lease, Manifest, PayloadKind, StageName, TensorSpec};
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let dir = tempfile::tempdir()?;
@@ -35,7 +35,7 @@
 //! let manifest = Manifest::new(PayloadKind::Latent, vec![entry])?.with_chunking(Chunking::new(1, 2)?)?;
 //! let mut memory = denoise.host().arena().allocate(8)?;
 //! memory.copy_from_slice(&[0, 1, 2, 3, 4, 5, 6, 7]);
-//! let publication = denoise.open(PublishSpec::new("request 1", manifest, Owner::Consumer), vec![memory.freeze().into()])?;
+//! let publication = denoise.open(PublishSpec::new("request 1", manifest, Lease::DeleteOnConsume), vec![memory.freeze().into()])?;
 //!
 //! // The handle travels in a queue; consuming may begin before anything is ready.
 //! let mut consumer = decode.consume(publication.handle().clone(), ConsumeOptions::default())?;
@@ -57,6 +57,7 @@ mod consume;
 mod error;
 mod link;
 mod live;
+mod owner;
 mod pages;
 mod publish;
 mod put;
@@ -70,7 +71,7 @@ pub use connector::{Borrowing, Connector, ConnectorOptions, ConnectorStats};
 pub use consume::{Chunk, ChunkView, ConsumeError, ConsumeOptions, Consumer, Fetched, Place, ViewMemory};
 pub use error::{PublishError, PutError, StartError};
 pub use link::LinkError;
-pub use live::Owner;
+pub use owner::Owner;
 pub use publish::{Publication, PublishSpec};
 pub use stop::Stop;
 pub use store_service::StoreService;

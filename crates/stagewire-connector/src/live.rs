@@ -5,27 +5,18 @@ mod tombstones;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, PayloadPhase};
+use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, PayloadPhase, RegionRef};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub(crate) use tombstones::Gone;
 use tombstones::Tombstones;
 
+use crate::Owner;
 use crate::wire::{End, Refusal, State};
-
-/// Who ends the life of a payload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Owner {
-    /// The orchestrator: the payload stays until it is released by name, whoever reads it and how often.
-    Orchestrator,
-    /// The consumer: the payload is deleted when one consumer has consumed it. One consumer at a time may read it;
-    /// where that one dies, the next begins at chunk 0.
-    Consumer,
-}
 
 /// Whatever must live as long as the payload can be read: regions, staging memory, an object of a store.
 pub(crate) trait Keep: fmt::Debug + Send + Sync {
@@ -38,20 +29,25 @@ pub(crate) trait Keep: fmt::Debug + Send + Sync {
 pub(crate) struct Live {
     handle: Handle,
     owner: Owner,
+    /// When it expires; set once, as it is taken in.
+    expires: OnceLock<Instant>,
     life: Mutex<PayloadLife>,
     state: watch::Sender<State>,
     keep: Mutex<Option<Arc<dyn Keep>>>,
-    /// Taken by the one consumer of a payload that its consumer owns.
+    /// Taken by the one consumer of a payload that is deleted on consume.
     claimed: Mutex<bool>,
 }
 
 impl Live {
     pub(crate) fn new(handle: Handle, owner: Owner, keep: Arc<dyn Keep>) -> Self {
         let life = PayloadLife::new(handle.manifest.chunks());
+        let (readable, end) = state_of(&life);
+        let regions = None;
         Self {
             handle,
             owner,
-            state: watch::Sender::new(state_of(&life)),
+            expires: OnceLock::new(),
+            state: watch::Sender::new(State { readable, end, regions }),
             life: Mutex::new(life),
             keep: Mutex::new(Some(keep)),
             claimed: Mutex::new(false),
@@ -64,6 +60,20 @@ impl Live {
 
     pub(crate) const fn owner(&self) -> Owner {
         self.owner
+    }
+
+    /// Says once how long it lives from now.
+    pub(crate) fn expire_in(&self, life: Duration) {
+        // What overflows the clock never expires.
+        if let Some(at) = Instant::now().checked_add(life) {
+            let _ = self.expires.set(at);
+        }
+    }
+
+    /// How long it has left; `None` where it does not expire.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let expires = self.expires.get()?;
+        Some(expires.saturating_duration_since(Instant::now()))
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<State> {
@@ -98,15 +108,21 @@ impl Live {
         });
     }
 
+    /// Says that the bytes are somewhere else than the handle says, now and from now on.
+    #[expect(dead_code, reason = "for stores that bring payloads back to another place")]
+    pub(crate) fn move_to(&self, regions: Vec<RegionRef>) {
+        self.state.send_modify(|state| state.regions = Some(regions));
+    }
+
     /// Changes the life and shows the change. Watchers see changes in the order in which they happened, because the
     /// life stays locked until the change is shown.
     fn advance<T>(&self, change: impl FnOnce(&mut PayloadLife) -> T) -> T {
         let mut life = lock(&self.life);
         let result = change(&mut life);
-        let next = state_of(&life);
+        let (readable, end) = state_of(&life);
         self.state.send_if_modified(|state| {
-            let changed = *state != next;
-            *state = next;
+            let changed = (state.readable, &state.end) != (readable, &end);
+            (state.readable, state.end) = (readable, end);
             changed
         });
         result
@@ -119,17 +135,15 @@ impl Live {
     }
 }
 
-fn state_of(life: &PayloadLife) -> State {
+/// How many chunks may be read, and whether no more come.
+fn state_of(life: &PayloadLife) -> (u32, Option<End>) {
     let end = match life.phase() {
         PayloadPhase::Open => None,
         PayloadPhase::Sealed => Some(End::Sealed),
         PayloadPhase::Failed(failure) => Some(End::Failed(failure.clone())),
         PayloadPhase::Released => Some(End::Released),
     };
-    State {
-        readable: life.readable(),
-        end,
-    }
+    (life.readable(), end)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -142,8 +156,10 @@ pub(crate) struct Table {
     inner: Mutex<Inner>,
     pub(crate) published: AtomicU64,
     pub(crate) released: AtomicU64,
+    pub(crate) consumed: AtomicU64,
     pub(crate) expired: AtomicU64,
     pub(crate) failed: AtomicU64,
+    pub(crate) claims_refused: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -192,7 +208,8 @@ impl Table {
         if live.handle.capability != capability {
             return Err(Refusal::Denied);
         }
-        if live.owner == Owner::Consumer && std::mem::replace(&mut *lock(&live.claimed), true) {
+        if live.owner.is_exclusive() && std::mem::replace(&mut *lock(&live.claimed), true) {
+            self.claims_refused.fetch_add(1, Ordering::Relaxed);
             return Err(Refusal::Claimed);
         }
         Ok(Claim {
@@ -213,8 +230,7 @@ impl Table {
         }
         self.failed.fetch_add(1, Ordering::Relaxed);
         live.forget();
-        if live.owner == Owner::Consumer {
-            // Nobody will release it by name.
+        if !live.owner.releases_failed() {
             let mut inner = lock(&self.inner);
             if inner.live.remove(&live.handle.payload).is_some() {
                 inner.gone.insert(live.handle.payload, Gone::Failed(failure));
@@ -228,8 +244,8 @@ impl Table {
     }
 
     /// Ends this payload, and no other that has its id by now.
-    pub(crate) fn release_this(&self, live: &Arc<Live>) -> bool {
-        self.release_where(live.handle.payload, Gone::Released, |found| Arc::ptr_eq(found, live))
+    pub(crate) fn release_this(&self, live: &Arc<Live>, why: Gone) -> bool {
+        self.release_where(live.handle.payload, why, |found| Arc::ptr_eq(found, live))
     }
 
     fn release_where(&self, payload: PayloadId, why: Gone, which: impl FnOnce(&Arc<Live>) -> bool) -> bool {
@@ -240,10 +256,10 @@ impl Table {
         let Some(live) = inner.live.remove(&payload) else {
             return false;
         };
-        let counter = if matches!(why, Gone::Expired) {
-            &self.expired
-        } else {
-            &self.released
+        let counter = match why {
+            Gone::Expired => &self.expired,
+            Gone::Consumed => &self.consumed,
+            Gone::Released | Gone::Failed(_) => &self.released,
         };
         inner.gone.insert(payload, why);
         drop(inner);
@@ -266,17 +282,17 @@ impl Claim {
         &self.live
     }
 
-    /// The consumer has everything: a payload that it owns is deleted.
+    /// The consumer has everything: a payload that is deleted on consume is.
     pub(crate) fn finish(self) {
-        if self.live.owner == Owner::Consumer {
-            self.table.release_this(&self.live);
+        if self.live.owner.is_exclusive() {
+            self.table.release_this(&self.live, Gone::Consumed);
         }
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if self.live.owner == Owner::Consumer {
+        if self.live.owner.is_exclusive() {
             *lock(&self.live.claimed) = false;
         }
     }

@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use stagewire_core::{ErrorClass, Failure, Handle, Manifest, PayloadPhase};
 
-use crate::PublishError;
 use crate::connector::Shared;
-use crate::live::{Live, Owner};
+use crate::live::Live;
 use crate::wire::End;
+use crate::{Owner, PublishError};
 
 /// What is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +17,8 @@ pub struct PublishSpec {
     pub manifest: Manifest,
     /// Who ends the payload's life.
     pub owner: Owner,
-    /// Longest life without having been consumed or released; then the payload expires and is counted.
+    /// Longest life without having been consumed or released; then the payload expires and is counted. A time to live
+    /// is not extended by it.
     pub deadline: Option<Duration>,
 }
 
@@ -25,8 +26,10 @@ impl PublishSpec {
     /// How long a payload waits for its consumer where that one is to delete it: 10 minutes.
     pub const UNCONSUMED: Duration = Duration::from_secs(600);
 
-    /// A payload with the usual deadline: none where an orchestrator watches over it, else [`Self::UNCONSUMED`].
-    pub fn new(request: impl Into<String>, manifest: Manifest, owner: Owner) -> Self {
+    /// A payload with the usual deadline: [`Self::UNCONSUMED`] where its consumer is to delete it, its time to live, else
+    /// none.
+    pub fn new(request: impl Into<String>, manifest: Manifest, owner: impl Into<Owner>) -> Self {
+        let owner = owner.into();
         Self {
             request: request.into(),
             manifest,
@@ -36,19 +39,9 @@ impl PublishSpec {
     }
 }
 
-impl Owner {
-    /// The deadline of a payload of this owner where its producer names none.
-    pub(crate) const fn usual_deadline(self) -> Option<Duration> {
-        match self {
-            Self::Orchestrator => None,
-            Self::Consumer => Some(PublishSpec::UNCONSUMED),
-        }
-    }
-}
-
 /// A published payload, as its producer sees it.
 ///
-/// Dropping it does not release the payload: its owner does. Dropping it while chunks are missing fails the payload,
+/// Dropping it does not release the payload: its owner or its lease does. Dropping it while chunks are missing fails the payload,
 /// because nobody is left who could show them.
 #[derive(Debug)]
 #[must_use = "a payload whose publication is dropped before every chunk is shown fails"]
@@ -113,7 +106,7 @@ impl Publication {
         self.live.phase() == PayloadPhase::Sealed
     }
 
-    /// Waits until the payload has ended: released, consumed by its owner, expired, or failed. Its memory goes when
+    /// Waits until the payload has ended: released, consumed under a lease that ends so, expired, or failed. Its memory goes when
     /// the last pin ends.
     ///
     /// # Cancel safety
@@ -123,8 +116,8 @@ impl Publication {
         let owner = self.live.owner();
         let ended = states.wait_for(|state| match state.end {
             Some(End::Released) => true,
-            // Nobody releases by name what its consumer owns.
-            Some(End::Failed(_)) => owner == Owner::Consumer,
+            // Only an orchestrator releases by name what has failed.
+            Some(End::Failed(_)) => !owner.releases_failed(),
             _ => false,
         });
         // The sender is in `live`, which this publication holds.

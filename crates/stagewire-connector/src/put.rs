@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use crate::PutError;
 use crate::connector::Shared;
+use crate::live::Gone;
 use crate::wire::{Refusal, Reply, Request};
 
 /// How much longer the answer may take than what the store itself waits.
@@ -26,12 +27,14 @@ pub(crate) async fn put(
     let exchange = async {
         let link = shared.links().to(&store).await?;
         let left = wait.saturating_sub(begin.elapsed());
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let request = |id| Request::Put {
             id,
             handle: live.handle().to_bytes(),
             token,
             owner: live.owner(),
-            wait_ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+            expires_ms: live.left().map(millis),
+            wait_ms: millis(left),
         };
         Ok(link.call(false, request).next().await)
     };
@@ -43,7 +46,7 @@ pub(crate) async fn put(
         Some(Reply::Stored { handle, .. }) => {
             let answer = "with a handle that does not decode";
             let stored = Handle::from_bytes(&handle).map_err(|_| PutError::Protocol { payload, answer })?;
-            shared.table().release_this(&live);
+            shared.table().release_this(&live, Gone::Released);
             Ok(stored)
         }
         Some(Reply::Refused { refusal, .. }) => Err(match refusal {

@@ -34,6 +34,8 @@ pub(crate) struct PutRequest {
     pub(crate) handle: Handle,
     pub(crate) token: Option<Token>,
     pub(crate) owner: Owner,
+    /// How much of its life is left.
+    pub(crate) expires: Option<Duration>,
     pub(crate) wait: Duration,
 }
 
@@ -176,12 +178,19 @@ impl Session {
                 handle,
                 token,
                 owner,
+                expires_ms,
                 wait_ms,
             } => {
                 let (holder, replies) = (Arc::clone(&self.holder), self.replies.clone());
-                let wait = Duration::from_millis(wait_ms);
                 self.tasks.spawn(async move {
-                    let reply = put(id, &holder, &handle, token, owner, wait).await;
+                    let request = |handle| PutRequest {
+                        handle,
+                        token,
+                        owner,
+                        expires: expires_ms.map(Duration::from_millis),
+                        wait: Duration::from_millis(wait_ms),
+                    };
+                    let reply = put(id, &holder, &handle, request).await;
                     // The connection may have ended; its tasks end with it.
                     let _ = replies.send(reply).await;
                 });
@@ -194,21 +203,13 @@ impl Session {
     }
 }
 
-async fn put(id: u32, holder: &Holder, handle: &[u8], token: Option<Token>, owner: Owner, wait: Duration) -> Reply {
+async fn put(id: u32, holder: &Holder, handle: &[u8], request: impl FnOnce(Handle) -> PutRequest) -> Reply {
     let Some(handler) = holder.puts.get() else {
         let refusal = Refusal::NoStore;
         return Reply::Refused { id, refusal };
     };
     let stored = match Handle::from_bytes(handle) {
-        Ok(handle) => {
-            let request = PutRequest {
-                handle,
-                token,
-                owner,
-                wait,
-            };
-            handler.put(request).await
-        }
+        Ok(handle) => handler.put(request(handle)).await,
         Err(error) => Err(error.to_failure()),
     };
     match stored {

@@ -58,6 +58,7 @@ impl StoreService {
             handle,
             token,
             owner,
+            expires,
             wait,
         } = request;
         let Some(shared) = self.shared.upgrade() else {
@@ -118,7 +119,7 @@ impl StoreService {
         }
         let live = Live::new(stored.clone(), owner, Arc::new(keep));
         // Nothing is awaited between the seal and this: a put that is given up half-way leaves no object behind.
-        match shared.hold(live, owner.usual_deadline()) {
+        match shared.hold(live, expires) {
             Some(publication) => publication.seal(),
             None => return Err(conflict(stored.payload)),
         }

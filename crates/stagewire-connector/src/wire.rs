@@ -15,13 +15,13 @@
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, ProcessRef, Token};
+use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, ProcessRef, RegionRef, Token};
 use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::Owner;
 
 /// Version of everything below; both sides refuse another one.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 const MAGIC: [u8; 4] = *b"SWC\n";
 /// A handle holds a manifest, whose metadata may be large; the rest of a frame is small.
 const MAX_FRAME: usize = MAX_METADATA + (16 << 20);
@@ -69,6 +69,8 @@ pub(crate) enum Request {
         handle: Vec<u8>,
         token: Option<Token>,
         owner: Owner,
+        /// How much of the payload's life is left; `None` where it does not expire.
+        expires_ms: Option<u64>,
         wait_ms: u64,
     },
 }
@@ -90,11 +92,14 @@ impl Reply {
 }
 
 /// What a consumer may know of a payload.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     /// Chunks that may be read, counted from the first.
     pub(crate) readable: u32,
     pub(crate) end: Option<End>,
+    /// Where its bytes are, where that is not what the handle says: it was brought back from a spill file, or its holder
+    /// was started anew.
+    pub(crate) regions: Option<Vec<RegionRef>>,
 }
 
 /// Why a payload gets no more chunks.
@@ -110,10 +115,12 @@ pub(crate) enum End {
 pub(crate) enum Refusal {
     /// Never heard of this payload, or it was released long ago.
     Unknown,
-    /// It was consumed, or nobody needed it any more.
+    /// Nobody needed it any more.
     Released,
     /// It was not consumed in time.
     Expired,
+    /// It was consumed, and deleted by that.
+    Consumed,
     /// The capability is not this payload's.
     Denied,
     /// It is deleted on consume, and another consumer is at it.

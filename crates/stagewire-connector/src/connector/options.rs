@@ -56,12 +56,16 @@ pub struct ConnectorStats {
     pub live_bytes: u64,
     /// Payloads ever published.
     pub published: u64,
-    /// Payloads that were released or consumed.
+    /// Payloads that were released by name, or moved to a store.
     pub released: u64,
-    /// Payloads that nobody consumed in time.
+    /// Payloads that were deleted because a consumer had consumed them.
+    pub consumed: u64,
+    /// Payloads whose time was over, because nobody consumed them or their lease said so.
     pub expired: u64,
     /// Payloads that their producer gave up.
     pub failed: u64,
+    /// Consumers that were refused because another one was at a payload that is deleted on consume.
+    pub claims_refused: u64,
     /// Consumers that exist.
     pub consumers: u64,
     /// Connections to holders of payloads.

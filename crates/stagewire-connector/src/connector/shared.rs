@@ -87,7 +87,8 @@ impl Shared {
     pub(crate) fn hold(self: &Arc<Self>, live: Live, deadline: Option<Duration>) -> Option<Publication> {
         let live = self.table().insert(live)?;
         let publication = Publication::new(Arc::clone(self), Arc::clone(&live));
-        if let Some(deadline) = deadline {
+        if let Some(deadline) = live.owner().life(deadline) {
+            live.expire_in(deadline);
             let (table, payload) = (Arc::clone(self.table()), live.handle().payload);
             let mut states = live.subscribe();
             drop(live);
@@ -95,7 +96,7 @@ impl Shared {
                 // Ends early where the payload does: its state goes with it.
                 let ended = states.wait_for(|state| matches!(state.end, Some(End::Released)));
                 if tokio::time::timeout(deadline, ended).await.is_err() && table.release(payload, Gone::Expired) {
-                    tracing::warn!(%payload, ?deadline, "nobody consumed a payload in time");
+                    tracing::info!(%payload, ?deadline, "a payload has expired");
                 }
             });
         }

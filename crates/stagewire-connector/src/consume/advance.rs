@@ -247,8 +247,9 @@ impl Consumer {
 fn gone(at: Box<Place>, refusal: &Refusal) -> ConsumeError {
     let why = match refusal {
         Refusal::Unknown => "its holder never had it, or released it long ago",
-        Refusal::Expired => "nobody consumed it in time",
-        _ => "it was consumed or released",
+        Refusal::Expired => "nobody consumed it in time, or its lease is over",
+        Refusal::Consumed => "it was consumed, and deleted by that",
+        _ => "it was released, or consumed and deleted by that",
     };
     ConsumeError::Gone { at, why }
 }

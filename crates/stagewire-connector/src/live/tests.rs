@@ -1,10 +1,12 @@
 use stagewire_core::{
-    DType, Entry, EntryValue, ErrorClass, Incarnation, Manifest, PayloadKind, Peer, ProcessRef, StageName, TensorSpec,
-    TransferMode,
+    DType, Entry, EntryValue, ErrorClass, Incarnation, Lease, Manifest, PayloadKind, Peer, ProcessRef, StageName,
+    TensorSpec, TransferMode,
 };
 use uuid::Uuid;
 
 use super::*;
+
+const CONSUMED: Owner = Owner::Lease(Lease::DeleteOnConsume);
 
 /// Counts how often it was dropped.
 #[derive(Debug)]
@@ -88,12 +90,12 @@ fn one_payload_of_an_id_is_held_at_a_time() {
 #[test]
 fn a_consumers_payload_has_one_consumer_until_that_one_lets_go() {
     let world = World::new();
-    world.hold(Owner::Consumer);
+    world.hold(CONSUMED);
     let first = world.watch().expect("free");
     assert_eq!(world.watch().expect_err("claimed"), Refusal::Claimed);
     drop(first);
     world.watch().expect("free again").finish();
-    assert_eq!(world.watch().expect_err("consumed"), Refusal::Released);
+    assert_eq!(world.watch().expect_err("consumed"), Refusal::Consumed);
     assert_eq!((world.table.size(), world.freed()), ((0, 0), 1));
 }
 
@@ -112,7 +114,7 @@ fn an_orchestrators_payload_survives_its_consumers() {
 
 #[test]
 fn a_failure_frees_the_memory_and_is_told_to_who_comes_late() {
-    for owner in [Owner::Orchestrator, Owner::Consumer] {
+    for owner in [Owner::Orchestrator, CONSUMED] {
         let world = World::new();
         let live = world.hold(owner);
         let states = live.subscribe();
@@ -127,7 +129,7 @@ fn a_failure_frees_the_memory_and_is_told_to_who_comes_late() {
             Ok(claim) if owner == Owner::Orchestrator => {
                 assert_eq!(claim.live().subscribe().borrow().end, Some(End::Failed(failure())));
             }
-            Err(refusal) if owner == Owner::Consumer => assert_eq!(refusal, Refusal::Failed(failure())),
+            Err(refusal) if owner == CONSUMED => assert_eq!(refusal, Refusal::Failed(failure())),
             other => panic!("{owner:?}: {other:?}"),
         }
     }
@@ -136,7 +138,7 @@ fn a_failure_frees_the_memory_and_is_told_to_who_comes_late() {
 #[test]
 fn a_complete_payload_does_not_fail() {
     let world = World::new();
-    let live = world.hold(Owner::Consumer);
+    let live = world.hold(CONSUMED);
     live.seal();
     world.table.fail(&live, failure());
     assert_eq!((world.freed(), live.phase()), (0, PayloadPhase::Sealed));
@@ -148,14 +150,17 @@ fn a_payload_is_released_only_by_who_means_it() {
     let old = world.hold(Owner::Orchestrator);
     world.table.release(old.handle().payload, Gone::Released);
     let new = world.hold(Owner::Orchestrator);
-    assert!(!world.table.release_this(&old), "the new one has the same id");
-    assert!(world.table.release_this(&new));
+    assert!(
+        !world.table.release_this(&old, Gone::Released),
+        "the new one has the same id"
+    );
+    assert!(world.table.release_this(&new, Gone::Released));
 }
 
 #[test]
 fn a_wrong_capability_opens_nothing() {
     let world = World::new();
-    let live = world.hold(Owner::Consumer);
+    let live = world.hold(CONSUMED);
     let forged = world
         .table
         .watch(live.handle().payload, Capability::from_random([2; 16]));

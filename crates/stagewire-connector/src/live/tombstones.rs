@@ -11,6 +11,7 @@ const REMEMBERED: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Gone {
     Released,
+    Consumed,
     Expired,
     Failed(Failure),
 }
@@ -19,6 +20,7 @@ impl Gone {
     pub(crate) fn refusal(&self) -> Refusal {
         match self {
             Self::Released => Refusal::Released,
+            Self::Consumed => Refusal::Consumed,
             Self::Expired => Refusal::Expired,
             Self::Failed(failure) => Refusal::Failed(failure.clone()),
         }

@@ -1,9 +1,12 @@
 //! Bundles with bytes that tell where they belong.
 
 use serde::{Deserialize, Serialize};
-use stagewire_connector::ChunkView;
-use stagewire_core::{Chunking, DType, Entry, EntryValue, Manifest, PayloadKind, TensorSpec};
+use stagewire_connector::{ChunkView, Owner};
+use stagewire_core::{Chunking, DType, Entry, EntryValue, Lease, Manifest, PayloadKind, TensorSpec};
 use stagewire_transfer::{Arena, Borrowed, Memory};
+
+/// A payload that its consumer deletes.
+pub(crate) const CONSUMED: Owner = Owner::Lease(Lease::DeleteOnConsume);
 
 /// A bundle to publish: what is under each name, how it is cut, and where its bytes are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

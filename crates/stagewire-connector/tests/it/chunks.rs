@@ -6,7 +6,7 @@ use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec, Stop
 use stagewire_core::{Classify, ErrorClass, Failure};
 use tokio::time::Instant;
 
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, CONSUMED};
 use crate::second::Ask;
 use crate::{PATIENCE, World, all_gone};
 
@@ -71,7 +71,7 @@ async fn chunks_that_become_ready_in_any_order_come_in_order() {
 async fn a_failure_reaches_the_consumer_within_a_second_with_its_reason() {
     let world = World::new().await;
     let mut second = world.second().await;
-    for owner in [Owner::Orchestrator, Owner::Consumer] {
+    for owner in [Owner::Orchestrator, CONSUMED] {
         let handle = second.open(&latent(), owner).await;
         second.ready(&handle, 0).await;
         second.ready(&handle, 1).await;
@@ -141,7 +141,7 @@ async fn a_failure_reaches_the_consumer_within_a_second_with_its_reason() {
 async fn a_dropped_publication_fails_what_is_missing() {
     let world = World::new().await;
     let mut second = world.second().await;
-    let handle = second.open(&latent(), Owner::Consumer).await;
+    let handle = second.open(&latent(), CONSUMED).await;
     let mut consumer = world
         .connector
         .consume(handle.clone(), ConsumeOptions::within(PATIENCE))
@@ -156,7 +156,7 @@ async fn a_dropped_publication_fails_what_is_missing() {
     let error = consumer.next().await.expect_err("nobody can show the rest");
     assert_eq!(error.to_failure().reason, "payload.abandoned");
     // A complete one outlives its publication.
-    let handle = second.publish(&latent(), Owner::Consumer).await;
+    let handle = second.publish(&latent(), CONSUMED).await;
     second
         .done(Ask::Abandon {
             payload: handle.payload,

@@ -6,7 +6,7 @@ use stagewire_connector::{ConsumeError, ConsumeOptions, Owner};
 use stagewire_core::{Classify, ErrorClass};
 use tokio::time::Instant;
 
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, CONSUMED};
 use crate::second::Ask;
 use crate::{PATIENCE, World, all_gone};
 
@@ -97,7 +97,7 @@ async fn what_was_mapped_and_ready_outlives_its_producer() {
 async fn a_dead_consumer_leaves_no_pin_and_its_successor_begins_at_the_first_chunk() {
     let world = World::new().await;
     let bundle = latent();
-    for (bundle, owner) in [(bundle.clone(), Owner::Consumer), (bundle.borrowed(), Owner::Consumer)] {
+    for (bundle, owner) in [(bundle.clone(), CONSUMED), (bundle.borrowed(), CONSUMED)] {
         let mut second = world.second().await;
         let spec = stagewire_connector::PublishSpec::new("request", bundle.manifest(), owner);
         let memory = bundle.memory(world.connector.host().arena());

@@ -4,6 +4,7 @@ mod bundle;
 mod chunks;
 mod death;
 mod fake;
+mod leases;
 mod owners;
 mod protocol;
 mod second;

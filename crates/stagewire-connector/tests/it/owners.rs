@@ -5,7 +5,7 @@ use std::time::Duration;
 use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec};
 use stagewire_core::{Classify, ErrorClass, Handle};
 
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, CONSUMED};
 use crate::second::{Answer, Ask};
 use crate::{PATIENCE, World, all_gone};
 
@@ -26,7 +26,7 @@ async fn the_end_of_the_iteration_deletes_what_the_consumer_owns() {
     let world = World::new().await;
     let mut second = world.second().await;
     for bundle in [latent(), latent().borrowed()] {
-        let handle = second.publish(&bundle, Owner::Consumer).await;
+        let handle = second.publish(&bundle, CONSUMED).await;
         let mut consumer = world
             .connector
             .consume(handle.clone(), ConsumeOptions::within(PATIENCE))
@@ -54,7 +54,7 @@ async fn an_acknowledgement_ends_it_early() {
     let world = World::new().await;
     let mut second = world.second().await;
     for chunks in [0, 1] {
-        let handle = second.publish(&latent(), Owner::Consumer).await;
+        let handle = second.publish(&latent(), CONSUMED).await;
         let mut consumer = world
             .connector
             .consume(handle.clone(), ConsumeOptions::within(PATIENCE))
@@ -68,7 +68,7 @@ async fn an_acknowledgement_ends_it_early() {
     }
     second.all_gone().await;
     // Who is not let in cannot end it for who is.
-    let handle = second.publish(&latent(), Owner::Consumer).await;
+    let handle = second.publish(&latent(), CONSUMED).await;
     let consume = || {
         world
             .connector
@@ -87,7 +87,7 @@ async fn a_dropped_consumer_lets_go_and_the_next_one_gets_everything() {
     let world = World::new().await;
     let mut second = world.second().await;
     let bundle = latent().borrowed();
-    let handle = second.publish(&bundle, Owner::Consumer).await;
+    let handle = second.publish(&bundle, CONSUMED).await;
     for chunks in 0..4 {
         let mut consumer = world
             .connector
@@ -196,7 +196,7 @@ async fn a_release_in_the_middle_is_seen_by_who_waits() {
 async fn what_nobody_consumes_expires_and_is_counted() {
     let world = World::new().await;
     let bundle = latent();
-    let mut spec = PublishSpec::new("request", bundle.manifest(), Owner::Consumer);
+    let mut spec = PublishSpec::new("request", bundle.manifest(), CONSUMED);
     assert_eq!(spec.deadline, Some(PublishSpec::UNCONSUMED));
     spec.deadline = Some(Duration::from_millis(30));
     let publication = world
@@ -227,7 +227,7 @@ async fn closing_ends_everything_and_can_be_repeated() {
         .consume(handle, ConsumeOptions::default())
         .expect("a consumer");
     let bundle = latent();
-    let spec = PublishSpec::new("request", bundle.manifest(), Owner::Consumer);
+    let spec = PublishSpec::new("request", bundle.manifest(), CONSUMED);
     let arena = world.connector.host().arena().clone();
     let publication = world
         .connector

@@ -5,7 +5,7 @@ use std::time::Duration;
 use stagewire_connector::{ConsumeError, ConsumeOptions, Owner};
 use stagewire_core::{ErrorClass, Failure};
 
-use crate::bundle::Bundle;
+use crate::bundle::{Bundle, CONSUMED};
 use crate::second::Ask;
 use crate::{PATIENCE, World, all_gone};
 
@@ -16,11 +16,7 @@ async fn a_thousand_payloads_leave_nothing() {
     for round in 0..1000_u64 {
         let bundle = Bundle::one(&[4, 100]).cut(0, 4).seeded(round);
         let bundle = if round % 2 == 0 { bundle } else { bundle.borrowed() };
-        let owner = if round % 3 == 0 {
-            Owner::Orchestrator
-        } else {
-            Owner::Consumer
-        };
+        let owner = if round % 3 == 0 { Owner::Orchestrator } else { CONSUMED };
         let handle = second.open(&bundle, owner).await;
         let mut consumer = world
             .connector
@@ -82,7 +78,7 @@ async fn payloads_of_many_requests_at_once_keep_apart() {
             .cut(0, 1 + (seed % 8) as u32)
             .seeded(seed);
         let bundle = if seed % 2 == 0 { bundle } else { bundle.borrowed() };
-        let handle = second.publish(&bundle, Owner::Consumer).await;
+        let handle = second.publish(&bundle, CONSUMED).await;
         let options = ConsumeOptions {
             private: seed % 3 == 0,
             ..ConsumeOptions::within(PATIENCE)

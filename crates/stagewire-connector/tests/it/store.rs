@@ -6,7 +6,7 @@ use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec, PutE
 use stagewire_core::{Attempt, ByteCount, DType, EntryValue, Epoch, ErrorClass, Handle, JobId, Token, TransferMode};
 use uuid::Uuid;
 
-use crate::bundle::{Bundle, spec};
+use crate::bundle::{Bundle, CONSUMED, spec};
 use crate::second::{Ask, Second};
 use crate::{PATIENCE, World, all_gone};
 
@@ -81,7 +81,7 @@ async fn a_stored_payload_outlives_its_producer() {
         mixed().cut(1, 3).borrowed(),
     ] {
         let mut three = Three::new(ByteCount(1 << 20), false).await;
-        let handle = three.producer.publish(&bundle, Owner::Consumer).await;
+        let handle = three.producer.publish(&bundle, CONSUMED).await;
         let stored = three.put(&handle, None).await;
         assert_eq!(
             (stored.payload, stored.mode, &stored.manifest),
@@ -290,7 +290,7 @@ async fn a_process_can_put_into_its_own_store() {
         .await;
     let peer = second.peer().await;
     second.done(Ask::UseStore { peer }).await;
-    for owner in [Owner::Orchestrator, Owner::Consumer] {
+    for owner in [Owner::Orchestrator, CONSUMED] {
         let bundle = mixed().cut(1, 2).borrowed();
         let handle = second.publish(&bundle, owner).await;
         let stored = second.handle(put(&handle, None, PATIENCE)).await;

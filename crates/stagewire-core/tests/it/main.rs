@@ -2,4 +2,5 @@
 
 mod chunks;
 mod handles;
+mod leases;
 mod manifests;

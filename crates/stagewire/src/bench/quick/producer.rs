@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use stagewire_connector::{Connector, ConnectorOptions, Owner, PublishSpec};
-use stagewire_core::{Handle, StageName};
+use stagewire_connector::{Connector, ConnectorOptions, PublishSpec};
+use stagewire_core::{Handle, Lease, StageName};
 use stagewire_transfer as transfer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -110,7 +110,7 @@ pub(crate) async fn produce(dir: PathBuf) -> Result<Exit, Fault> {
         let spec = PublishSpec::new(
             format!("round {}", order.round),
             manifest(order.chunks)?,
-            Owner::Consumer,
+            Lease::DeleteOnConsume,
         );
         let begin = now();
         let publication = connector.publish(spec, vec![memory])?;

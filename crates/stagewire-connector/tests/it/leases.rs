@@ -1,0 +1,196 @@
+//! Who may consume under which lease, and what ends it.
+
+use std::time::Duration;
+
+use stagewire_connector::{ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Handle, Lease};
+use tokio::time::Instant;
+
+use crate::bundle::Bundle;
+use crate::second::Ask;
+use crate::{PATIENCE, World, all_gone};
+
+fn latent() -> Bundle {
+    Bundle::one(&[8, 1000]).cut(0, 8)
+}
+
+impl World {
+    fn publish(&self, lease: Lease) -> Result<Publication, PublishError> {
+        let spec = PublishSpec::new("request", latent().manifest(), lease);
+        let memory = latent().memory(self.connector.host().arena());
+        self.connector.publish(spec, memory)
+    }
+
+    fn consumer(&self, handle: &Handle) -> Consumer {
+        let options = ConsumeOptions::within(PATIENCE);
+        self.connector.consume(handle.clone(), options).expect("a consumer")
+    }
+
+    async fn fetch(&self, handle: &Handle) -> Result<(), ConsumeError> {
+        let mut consumer = self.consumer(handle);
+        latent().check(&consumer.fetch_all().await?.tensors, None);
+        Ok(())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn delete_on_consume_counts_who_consumed_and_who_was_refused() {
+    let world = World::new().await;
+    let publication = world.publish(Lease::DeleteOnConsume).expect("room");
+    let handle = publication.handle().clone();
+    let mut first = world.consumer(&handle);
+    first.next().await.expect("alive").expect("ready");
+    let error = world.fetch(&handle).await.expect_err("the first is at it");
+    assert!(matches!(error, ConsumeError::Claimed { .. }), "{error}");
+    first.fetch_all().await.expect("its own");
+    publication.released().await;
+    let error = world.fetch(&handle).await.expect_err("it is consumed");
+    assert!(
+        error.to_string().contains("it was consumed, and deleted by that"),
+        "{error}"
+    );
+    let stats = world.connector.stats();
+    assert_eq!(
+        (stats.consumed, stats.released, stats.expired, stats.claims_refused),
+        (1, 0, 0, 1)
+    );
+    drop(first);
+    all_gone(&world.connector).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_time_to_live_is_not_extended_by_reads() {
+    let world = World::new().await;
+    let ttl = Duration::from_millis(300);
+    let begin = Instant::now();
+    let publication = world.publish(Lease::Ttl(ttl)).expect("room");
+    let handle = publication.handle().clone();
+    let mut reads = 0;
+    let error = loop {
+        match world.fetch(&handle).await {
+            Ok(()) => reads += 1,
+            Err(error) => break error,
+        }
+        assert!(begin.elapsed() < PATIENCE, "it lives on");
+    };
+    let lived = begin.elapsed();
+    assert!(reads >= 2, "{reads} reads within {ttl:?}: several consumers may come");
+    assert!(lived >= ttl && lived < ttl + Duration::from_secs(1), "{lived:?}");
+    assert!(matches!(error, ConsumeError::Gone { .. }), "{error}");
+    publication.released().await;
+    let error = world.fetch(&handle).await.expect_err("it is over");
+    assert!(error.to_string().contains("its lease is over"), "{error}");
+    let stats = world.connector.stats();
+    assert_eq!((stats.consumed, stats.released, stats.expired), (0, 0, 1));
+    all_gone(&world.connector).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_as_its_time_ends_stays_readable() {
+    let world = World::new().await;
+    let mut second = world.second().await;
+    for bundle in [latent(), latent().borrowed()] {
+        let ask = Ask::Publish {
+            bundle: bundle.clone(),
+            owner: Owner::Lease(Lease::Ttl(Duration::from_millis(50))),
+            open: false,
+            deadline: None,
+        };
+        let handle = second.handle(ask).await;
+        let mut consumer = world.consumer(&handle);
+        let Ok(first) = consumer.next().await else {
+            // A slow machine: its time was over before the first chunk.
+            continue;
+        };
+        let first = first.expect("ready");
+        while world.fetch(&handle).await.is_ok() {}
+        bundle.check(&first.tensors, Some(0));
+        for index in 1..8 {
+            let chunk = consumer.next().await.expect("it is pinned").expect("ready");
+            bundle.check(&chunk.tensors, Some(index));
+        }
+    }
+    second.all_gone().await;
+    all_gone(&world.connector).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pinned_ends_when_it_is_released() {
+    let world = World::new().await;
+    let publication = world.publish(Lease::Pinned).expect("room");
+    let handle = publication.handle().clone();
+    // Its publication may go, its consumers may come as often as they want.
+    drop(publication);
+    for _ in 0..3 {
+        world.fetch(&handle).await.expect("it is pinned");
+    }
+    assert_eq!(world.connector.live(), [handle.payload]);
+    world.connector.release(handle.payload);
+    let error = world.fetch(&handle).await.expect_err("it is released");
+    assert!(error.to_string().contains("released"), "{error}");
+    let stats = world.connector.stats();
+    assert_eq!((stats.consumed, stats.released, stats.expired), (0, 1, 0));
+    all_gone(&world.connector).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_failed_is_kept_by_no_lease() {
+    let world = World::new().await;
+    for lease in [Lease::DeleteOnConsume, Lease::Ttl(PATIENCE), Lease::Pinned] {
+        let spec = PublishSpec::new("request", latent().manifest(), lease);
+        let memory = latent().memory(world.connector.host().arena());
+        let publication = world.connector.open(spec, memory).expect("room");
+        let handle = publication.handle().clone();
+        drop(publication);
+        let error = world.fetch(&handle).await.expect_err("it was abandoned");
+        assert!(matches!(error, ConsumeError::Failed { .. }), "{lease}: {error}");
+        assert!(world.connector.live().is_empty(), "{lease}");
+    }
+    assert_eq!(world.connector.stats().failed, 3);
+    all_gone(&world.connector).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_that_no_process_can_keep_are_refused() {
+    let world = World::new().await;
+    for (lease, what) in [
+        (Lease::Cached, "stores only"),
+        (Lease::Ttl(Duration::ZERO), "more time"),
+    ] {
+        let error = world.publish(lease).expect_err("it cannot be kept");
+        assert_eq!((error.class(), error.reason()), (ErrorClass::Invalid, "payload.lease"));
+        let message = error.to_string();
+        assert!(
+            message.contains(what) && message.contains("request") && message.contains(&lease.to_string()),
+            "{message}"
+        );
+    }
+    all_gone(&world.connector).await;
+}
+
+/// What a store takes over has no more time than it had left.
+#[tokio::test(flavor = "multi_thread")]
+async fn moving_to_a_store_extends_no_time_to_live() {
+    let world = World::new().await;
+    let mut store = world.second().await;
+    store
+        .ask(Ask::ServeStore {
+            limit: ByteCount(1 << 20),
+            closed: false,
+        })
+        .await;
+    world.connector.set_store(Some(store.peer().await));
+    let begin = Instant::now();
+    let ttl = Duration::from_secs(2);
+    let publication = world.publish(Lease::Ttl(ttl)).expect("room");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let stored = world.connector.store(publication.handle(), None, PATIENCE).await;
+    let stored = stored.expect("there is room");
+    while world.fetch(&stored).await.is_ok() {
+        assert!(begin.elapsed() < PATIENCE, "it lives on");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let lived = begin.elapsed();
+    assert!(lived >= ttl && lived < ttl + Duration::from_millis(800), "{lived:?}");
+    store.all_gone().await;
+}
