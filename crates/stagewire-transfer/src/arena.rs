@@ -1,5 +1,6 @@
 //! Shared memory that this process hands out: extents cut from sealed memfd segments.
 
+mod adopt;
 mod available;
 mod extent;
 mod free;
@@ -14,6 +15,7 @@ use std::sync::PoisonError;
 use stagewire_core::ByteCount;
 use tokio::sync::watch;
 
+pub use adopt::{Inherited, Lent, Location, SegmentName};
 pub use extent::{Extent, ExtentMut, ExtentWriter};
 use free::FreeRanges;
 pub(crate) use segment::{Segment, check_sealed, map};
@@ -33,6 +35,9 @@ const SEGMENT: u64 = if cfg!(stagewire_loom) { 2 * GRANULE } else { 1 << 30 };
 /// A freed extent is merged with its free neighbours and used again, lowest address first, so that the pages in use
 /// stay the ones already touched. A segment without extents is kept for reuse until [`Arena::trim`], or until its room
 /// is needed for an extent that fits nowhere else.
+///
+/// Segments of a process that has died can be adopted, see [`Arena::adopt`]: their extents are read as any others, but
+/// what comes free in them is not used again, and each goes with its last extent.
 #[derive(Clone)]
 pub struct Arena {
     inner: Arc<Inner>,
@@ -59,11 +64,23 @@ struct Inner {
     available: fn() -> Option<u64>,
 }
 
-#[derive(Default)]
 struct State {
     segments: BTreeMap<u64, Pooled>,
     next_id: u64,
     allocated: u64,
+    /// Size of a new segment, where the limit allows it and no extent needs a larger one.
+    segment: u64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            segments: BTreeMap::new(),
+            next_id: 0,
+            allocated: 0,
+            segment: SEGMENT,
+        }
+    }
 }
 
 /// A segment and what of it is free.
@@ -72,6 +89,19 @@ struct Pooled {
     free: FreeRanges,
     /// Bytes before this offset were in use at least once.
     touched: u64,
+    /// Bytes in extents of a segment that was adopted.
+    adopted: Option<u64>,
+}
+
+impl Pooled {
+    /// What it takes of the arena's limit. Nothing is ever added to an adopted segment, so that its untouched pages
+    /// stay so.
+    fn cost(&self) -> u64 {
+        match self.adopted {
+            None => self.segment.len(),
+            Some(_) => self.touched,
+        }
+    }
 }
 
 impl Arena {
@@ -149,6 +179,12 @@ impl Arena {
         drop(gone);
     }
 
+    /// Makes segments of `len` bytes from now on, in whole pages, and larger ones only for extents that need it. Small
+    /// ones go one by one where nothing is left in them; large ones lose less between extents.
+    pub fn segments_of(&self, len: ByteCount) {
+        self.inner.lock().segment = (len.0 / GRANULE * GRANULE).clamp(GRANULE, SEGMENT);
+    }
+
     /// The limit, in whole pages.
     pub fn limit(&self) -> ByteCount {
         ByteCount(self.inner.limit)
@@ -159,7 +195,7 @@ impl Arena {
         let state = self.inner.lock();
         ArenaStats {
             segments: state.segments.len() as u64,
-            segment_bytes: state.total(),
+            segment_bytes: state.segments.values().map(|pooled| pooled.segment.len()).sum(),
             resident_bytes: state.segments.values().map(|pooled| pooled.touched).sum(),
             allocated_bytes: state.allocated,
         }
@@ -171,7 +207,7 @@ impl Arena {
     }
 
     /// Changes whenever a segment was given up.
-    pub(crate) fn retired(&self) -> watch::Receiver<u64> {
+    pub fn retired(&self) -> watch::Receiver<u64> {
         self.inner.retired.subscribe()
     }
 
@@ -196,7 +232,7 @@ impl Inner {
 
     /// Makes a segment with at least `reserved` bytes, at the cost of idle ones where the limit leaves no other room.
     fn grow(&self, state: &mut State, reserved: u64) -> Result<u64, ArenaError> {
-        let mut room = self.limit - state.total();
+        let mut room = self.limit.saturating_sub(state.total());
         let mut given_up = Vec::new();
         if room < reserved {
             for (id, len) in state.idle() {
@@ -207,7 +243,7 @@ impl Inner {
                 }
             }
         }
-        let len = reserved.max(SEGMENT.min(room));
+        let len = reserved.max(state.segment.min(room));
         let segment = Arc::new(Segment::create(state.next_id, len)?);
         drop(self.retire(state, &given_up));
         let id = segment.id();
@@ -216,6 +252,7 @@ impl Inner {
             segment,
             free: FreeRanges::new(len),
             touched: 0,
+            adopted: None,
         };
         state.segments.insert(id, pooled);
         Ok(id)
@@ -232,16 +269,30 @@ impl Inner {
     /// Takes an extent back.
     fn free(&self, segment: u64, offset: u64, reserved: u64) {
         let mut state = self.lock();
-        if let Some(pooled) = state.segments.get_mut(&segment) {
-            pooled.free.give(offset, reserved);
-            state.allocated -= reserved;
-        }
+        let Some(pooled) = state.segments.get_mut(&segment) else {
+            return;
+        };
+        let last = match &mut pooled.adopted {
+            // Who reads it for the process that is dead may still do so, and nobody could write there anyway.
+            Some(in_use) => {
+                *in_use -= reserved;
+                *in_use == 0
+            }
+            None => {
+                pooled.free.give(offset, reserved);
+                false
+            }
+        };
+        state.allocated -= reserved;
+        let gone = last.then(|| self.retire(&mut state, &[segment]));
+        drop(state);
+        drop(gone);
     }
 }
 
 impl State {
     fn total(&self) -> u64 {
-        self.segments.values().map(|pooled| pooled.segment.len()).sum()
+        self.segments.values().map(Pooled::cost).sum()
     }
 
     /// The oldest segment with room for `reserved` bytes in one piece.
@@ -260,7 +311,8 @@ impl State {
     /// The largest extent that could be allocated now.
     fn largest(&self, limit: u64) -> u64 {
         let pooled = self.segments.values().map(|pooled| pooled.free.largest()).max();
-        let fresh = limit - self.total() + self.idle().map(|(_, len)| len).sum::<u64>();
+        let idle = self.idle().map(|(_, len)| len).sum::<u64>();
+        let fresh = (limit + idle).saturating_sub(self.total());
         fresh.max(pooled.unwrap_or(0))
     }
 }

@@ -1,5 +1,6 @@
 //! One error for each operation.
 
+mod adopt;
 mod arena;
 mod cma;
 mod connect;
@@ -9,6 +10,7 @@ mod start;
 mod target;
 mod transfer;
 
+pub use adopt::AdoptError;
 pub use arena::ArenaError;
 pub use cma::CmaUnavailable;
 pub use connect::ConnectError;

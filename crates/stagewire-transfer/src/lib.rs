@@ -149,11 +149,11 @@ mod tcp;
 mod transport;
 mod wire;
 
-pub use arena::{Arena, ArenaStats, Extent, ExtentMut, ExtentWriter};
+pub use arena::{Arena, ArenaStats, Extent, ExtentMut, ExtentWriter, Inherited, Lent, Location, SegmentName};
 pub use copy::MAX_ROWS;
 pub use error::{
-    ArenaError, CmaUnavailable, ConnectError, NixlUnavailable, RegisterError, RegisterProblem, StartError, TargetError,
-    TransferError,
+    AdoptError, ArenaError, CmaUnavailable, ConnectError, NixlUnavailable, RegisterError, RegisterProblem, StartError,
+    TargetError, TransferError,
 };
 pub use host::{Host, HostOptions, HostStats, SocketFile, listen_unix, sweep};
 pub use mapping::Mapping;

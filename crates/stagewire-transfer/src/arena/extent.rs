@@ -21,6 +21,17 @@ struct Range {
 }
 
 impl Range {
+    fn new(arena: Arc<Inner>, segment: Arc<Segment>, offset: u64, len: u64, reserved: u64) -> Self {
+        Self {
+            arena,
+            segment,
+            offset,
+            len,
+            reserved,
+            open: AtomicBool::new(false),
+        }
+    }
+
     fn as_ptr(&self) -> NonNull<u8> {
         self.segment.at(self.offset)
     }
@@ -46,15 +57,8 @@ pub struct ExtentMut {
 
 impl ExtentMut {
     pub(super) fn new(arena: Arc<Inner>, segment: Arc<Segment>, offset: u64, len: u64, reserved: u64) -> Self {
-        let range = Range {
-            arena,
-            segment,
-            offset,
-            len,
-            reserved,
-            open: AtomicBool::new(false),
-        };
-        Self { range: Arc::new(range) }
+        let range = Arc::new(Range::new(arena, segment, offset, len, reserved));
+        Self { range }
     }
 
     /// Ends writing.
@@ -102,6 +106,12 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// Bytes of an adopted segment: nobody can write to them any more.
+    pub(super) fn adopted(arena: Arc<Inner>, segment: Arc<Segment>, offset: u64, len: u64, reserved: u64) -> Self {
+        let range = Arc::new(Range::new(arena, segment, offset, len, reserved));
+        Self { range }
+    }
+
     /// Bytes, as asked for.
     pub fn len(&self) -> u64 {
         self.range.len

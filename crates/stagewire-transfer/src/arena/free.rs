@@ -13,6 +13,13 @@ impl FreeRanges {
         }
     }
 
+    /// Nothing is free, and nothing will be.
+    pub(super) fn none() -> Self {
+        Self {
+            ranges: BTreeMap::new(),
+        }
+    }
+
     /// The lowest offset with `len` free bytes after it.
     pub(super) fn first_fit(&self, len: u64) -> Option<u64> {
         let mut ranges = self.ranges.iter();

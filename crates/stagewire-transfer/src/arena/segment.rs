@@ -6,14 +6,16 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, ftruncate
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use stagewire_core::ByteCount;
 
+use super::SegmentName;
 use crate::ArenaError;
 
-/// One memfd, mapped for writing here; everybody else can only read it.
+/// One memfd. Only the process that made it can write to it, through the mapping that it made before it set the seals.
 ///
 /// The seals forbid to shrink it (a reader's access can never raise SIGBUS), to grow it and to map it for writing once
-/// more, even through `/proc/PID/fd`.
+/// more, even through `/proc/PID/fd`. So the bytes of a segment whose maker has died never change again.
 pub(crate) struct Segment {
     id: u64,
+    name: SegmentName,
     base: NonNull<u8>,
     len: u64,
     reader: OwnedFd,
@@ -39,10 +41,45 @@ impl Segment {
         let reader = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let reader = reader.map_err(failed("reopen read-only through /proc/self/fd"))?;
         let base = map(memfd.as_fd(), len, ProtFlags::READ | ProtFlags::WRITE).map_err(failed("map"))?;
-        let segment = Self { id, base, len, reader };
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        fcntl_add_seals(&memfd, seals).map_err(failed("seal"))?;
+        let name = SegmentName(rand::random());
+        let segment = Self {
+            id,
+            name,
+            base,
+            len,
+            reader,
+        };
+        fcntl_add_seals(&memfd, SEALS).map_err(failed("seal"))?;
         Ok(segment)
+    }
+
+    /// Maps a segment of another process for reading, once it is proved to be one that nobody can change.
+    pub(super) fn adopt(id: u64, name: SegmentName, memfd: OwnedFd, len: u64) -> io::Result<Self> {
+        check_sealed(memfd.as_fd(), len)?;
+        let seals = rustix::fs::fcntl_get_seals(&memfd)?;
+        if !seals.contains(SEALS) {
+            return Err(io::Error::other(format!(
+                "the segment is not sealed against writing: {seals:?}"
+            )));
+        }
+        let base = map(memfd.as_fd(), len, ProtFlags::READ)?;
+        Ok(Self {
+            id,
+            name,
+            base,
+            len,
+            reader: memfd,
+        })
+    }
+
+    /// Bytes of physical memory that it takes.
+    pub(super) fn resident(&self) -> u64 {
+        // The kernel counts in units of 512 bytes. A descriptor that cannot be asked is taken to be full.
+        rustix::fs::fstat(&self.reader).map_or(self.len, |stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+    }
+
+    pub(crate) fn name(&self) -> SegmentName {
+        self.name
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -68,11 +105,16 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `create`, and every extent keeps the segment alive.
+        // SAFETY: the mapping was made by `create` or `adopt`, and every extent keeps the segment alive.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len as usize) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }
 }
+
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::FUTURE_WRITE)
+    .union(SealFlags::SEAL);
 
 /// Without execute permission where the kernel knows the flag (6.3), which also spares its log a warning.
 fn memfd() -> rustix::io::Result<OwnedFd> {
