@@ -14,9 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stagewire_core::{Attempt, ByteCount, Classify, Epoch, ErrorClass, JobId, PayloadId, Token};
+use stagewire_transfer::Target;
 use uuid::Uuid;
 
-use crate::{NewObject, Object, Store, StoreError, TokenGate};
+use crate::{NewObject, Object, Share, Store, StoreError, TokenGate};
 
 /// Bytes of the stores that the checks ask for.
 pub const LIMIT: ByteCount = ByteCount(1 << 20);
@@ -39,6 +40,8 @@ where
     readers_keep_what_they_read(&fresh(LIMIT).await).await;
     a_full_store_says_what_holds_the_space(&fresh(LIMIT).await).await;
     a_writer_waits_for_room(&Arc::new(fresh(LIMIT).await)).await;
+    fetched_bytes_are_exact(&fresh(LIMIT).await).await;
+    reserved_room_is_kept(&fresh(LIMIT).await).await;
 }
 
 fn new_id() -> PayloadId {
@@ -266,6 +269,91 @@ pub async fn a_writer_waits_for_room<S: Store>(store: &Arc<S>) {
     assert!(!waiting.is_finished(), "it got room that there is not");
     store.delete(payload, None).await.expect("it is there");
     waiting.await.expect("no panic").expect("there is room now");
+}
+
+fn destinations(parts: &[u64]) -> Vec<Arc<Target>> {
+    let target = |len: &u64| Arc::new(Target::allocate(*len).expect("memory"));
+    parts.iter().map(target).collect()
+}
+
+/// Bytes are copied into destinations of the caller, all of them; what does not fit is refused.
+pub async fn fetched_bytes_are_exact(store: &dyn Store) {
+    let payload = new_id();
+    let parts = [1, 0, 4097, 300_000];
+    let early = store.fetch(payload, &destinations(&parts)).await;
+    assert!(matches!(early, Err(StoreError::NotFound { .. })), "{early:?}");
+    let draft = store.create(NewObject::new(payload, parts.map(ByteCount))).await;
+    let early = store.fetch(payload, &destinations(&parts)).await;
+    assert!(matches!(early, Err(StoreError::NotSealed { .. })), "{early:?}");
+    drop(draft);
+
+    put(store, payload, &parts).await.expect("there is room");
+    for _ in 0..2 {
+        let targets = destinations(&parts);
+        store.fetch(payload, &targets).await.expect("it is sealed");
+        for (part, (target, len)) in targets.iter().zip(parts).enumerate() {
+            let bytes = target.as_slice().expect("it was filled");
+            assert!(bytes == pattern(payload, part, len), "part {part} came back changed");
+        }
+        let again = store.fetch(payload, &targets).await.expect_err("they are full");
+        assert!(matches!(again, StoreError::Target { part: 0, .. }), "{again}");
+    }
+    let few = store
+        .fetch(payload, &destinations(&parts[1..]))
+        .await
+        .expect_err("three");
+    let expected = StoreError::Destinations {
+        payload,
+        parts: 4,
+        destinations: 3,
+    };
+    assert_eq!(
+        (few.to_string(), few.class()),
+        (expected.to_string(), ErrorClass::Invalid)
+    );
+    let targets = destinations(&[1, 0, 4096, 300_000]);
+    let short = store.fetch(payload, &targets).await.expect_err("a byte too short");
+    assert!(matches!(short, StoreError::Target { part: 2, .. }), "{short}");
+    assert!(targets[0].as_slice().is_err(), "written although another does not fit");
+}
+
+/// Reserved room goes to nobody else, and to the object that brings it; too large a reservation fails in time.
+pub async fn reserved_room_is_kept(store: &dyn Store) {
+    let none = store.reserve(ByteCount(LIMIT.0 + 1), Duration::MAX).await;
+    let none = none.expect_err("larger than the store");
+    assert_eq!(
+        (none.class(), none.reason()),
+        (ErrorClass::Exhausted, "credit.store_bytes")
+    );
+    let reservation = store.reserve(LIMIT, Duration::ZERO).await.expect("it is empty");
+    assert_eq!((reservation.nbytes(), store.usage().used()), (LIMIT, LIMIT));
+    let error = put(store, new_id(), &[1]).await.expect_err("all is reserved");
+    assert!(error.to_string().contains("reserved"), "{error}");
+    drop(reservation);
+    put(store, new_id(), &[1]).await.expect("it was given back");
+
+    let reservation = store.reserve(ByteCount(LIMIT.0 / 2), Duration::ZERO).await;
+    let (kept, payload) = (reservation.expect("there is room"), new_id());
+    let wait = Duration::from_millis(20);
+    let late = store.reserve(LIMIT, wait).await.expect_err("somebody holds half of it");
+    assert!(matches!(late, StoreError::Unreserved { .. }), "{late}");
+    let mut object = NewObject::new(payload, [ByteCount(5000)]);
+    object.reservation = Some(kept);
+    drop(store.create(object).await.expect("room was reserved"));
+    assert_eq!(
+        store.usage().reserved,
+        Share::default(),
+        "what was not needed is still kept"
+    );
+
+    let small = store
+        .reserve(ByteCount(1), Duration::ZERO)
+        .await
+        .expect("there is room");
+    let mut object = NewObject::new(payload, [ByteCount(LIMIT.0 / 2)]);
+    object.reservation = Some(small);
+    drop(store.create(object).await.expect("there is room for the rest"));
+    assert_eq!(store.usage().drafts, Share::default());
 }
 
 /// Who is not granted writes and deletes nothing. `store` is fresh and has the gate `gate`, which is closed.

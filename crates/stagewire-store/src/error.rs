@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, Classify, ErrorClass, PayloadId};
-use stagewire_transfer::{ArenaError, RegisterError};
+use stagewire_transfer::{ArenaError, RegisterError, TargetError};
 
 use crate::{Fenced, Usage};
 
@@ -32,6 +32,12 @@ pub enum StoreError {
         waited: Duration,
         usage: Box<Usage>,
     },
+    #[error("the store ({}) could not reserve {wanted} within {waited:?}: {usage}", usage.limit)]
+    Unreserved {
+        wanted: ByteCount,
+        waited: Duration,
+        usage: Box<Usage>,
+    },
     #[error("the arena has no room for the {wanted} of payload {payload}")]
     Arena {
         payload: PayloadId,
@@ -50,6 +56,20 @@ pub enum StoreError {
     Busy { payload: PayloadId, part: usize },
     #[error("part {part} of payload {payload} is not complete; it was not sealed")]
     Unwritten { payload: PayloadId, part: usize },
+    #[error("payload {payload} has {parts} parts; {destinations} destinations were given")]
+    Destinations {
+        payload: PayloadId,
+        parts: usize,
+        destinations: usize,
+    },
+    #[error("part {part} of payload {payload} ({wanted}) cannot be copied into its destination ({found})")]
+    Target {
+        payload: PayloadId,
+        part: usize,
+        wanted: ByteCount,
+        found: ByteCount,
+        source: TargetError,
+    },
 }
 
 impl Classify for StoreError {
@@ -58,8 +78,9 @@ impl Classify for StoreError {
             Self::Exists { .. } | Self::Busy { .. } | Self::Unwritten { .. } => ErrorClass::Conflict,
             Self::NotFound { .. } | Self::NotSealed { .. } => ErrorClass::NotFound,
             Self::Fenced { source, .. } => source.class(),
-            Self::TooLarge { .. } | Self::NoSuchPart { .. } => ErrorClass::Invalid,
-            Self::Exhausted { .. } => ErrorClass::Exhausted,
+            Self::TooLarge { .. } | Self::NoSuchPart { .. } | Self::Destinations { .. } => ErrorClass::Invalid,
+            Self::Exhausted { .. } | Self::Unreserved { .. } => ErrorClass::Exhausted,
+            Self::Target { source, .. } => source.class(),
             Self::Arena { source, .. } => source.class(),
             Self::Register { source, .. } => source.class(),
         }
@@ -72,32 +93,37 @@ impl Classify for StoreError {
             Self::NotSealed { .. } => "store.not_sealed",
             Self::Fenced { source, .. } => source.reason(),
             Self::TooLarge { .. } => "store.too_large",
-            Self::Exhausted { .. } => "credit.store_bytes",
+            Self::Exhausted { .. } | Self::Unreserved { .. } => "credit.store_bytes",
             Self::Arena { source, .. } => source.reason(),
             Self::Register { source, .. } => source.reason(),
             Self::NoSuchPart { .. } => "store.no_such_part",
             Self::Busy { .. } => "store.busy",
             Self::Unwritten { .. } => "store.unwritten",
+            Self::Destinations { .. } => "store.destinations",
+            Self::Target { source, .. } => source.reason(),
         }
     }
 
     fn details(&self) -> BTreeMap<String, String> {
         let mut details = BTreeMap::new();
         let mut put = |name: &str, value: String| details.insert(name.to_owned(), value);
-        if let Self::Exhausted { wanted, usage, .. } = self {
+        if let Self::Exhausted { wanted, usage, .. } | Self::Unreserved { wanted, usage, .. } = self {
             put("wanted_bytes", wanted.0.to_string());
             put("used_bytes", usage.used().0.to_string());
             put("limit_bytes", usage.limit.0.to_string());
         }
-        put("payload", self.payload().to_string());
+        if let Some(payload) = self.payload() {
+            put("payload", payload.to_string());
+        }
         details
     }
 }
 
 impl StoreError {
-    /// The payload that the error is about.
-    pub const fn payload(&self) -> PayloadId {
+    /// The payload that the error is about, if it is about one.
+    pub const fn payload(&self) -> Option<PayloadId> {
         match self {
+            Self::Unreserved { .. } => None,
             Self::Exists { payload, .. }
             | Self::NotFound { payload }
             | Self::NotSealed { payload }
@@ -108,7 +134,9 @@ impl StoreError {
             | Self::Register { payload, .. }
             | Self::NoSuchPart { payload, .. }
             | Self::Busy { payload, .. }
-            | Self::Unwritten { payload, .. } => *payload,
+            | Self::Unwritten { payload, .. }
+            | Self::Destinations { payload, .. }
+            | Self::Target { payload, .. } => Some(*payload),
         }
     }
 }

@@ -1,24 +1,25 @@
 mod draft;
+mod fetch;
 mod index;
 mod object;
 mod rooms;
 
 use std::fmt;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
-use stagewire_transfer::{ArenaError, Host, Transport};
+use stagewire_transfer::{ArenaError, Host, Target, Transport};
 use tokio::runtime;
 
 use crate::gate::same_job;
-use crate::{Draft, NewObject, Object, ObjectState, Store, StoreError, TokenGate, Usage};
+use crate::{Draft, NewObject, Object, ObjectState, Reservation, Store, StoreError, TokenGate, Usage};
 use draft::HostDraft;
-use index::{Index, Slot};
+use index::{Claim, Index, Slot};
 use object::HostObject;
-use rooms::{Rooms, in_pages};
+use rooms::{Room, Rooms, in_pages};
 
 /// Shared memory beyond the bound of a store: what lies between payloads, too small for the next one, and copies into
 /// aborted drafts that still run.
@@ -112,31 +113,20 @@ impl Store for HostStore {
         self.inner.gate.check(object.token).map_err(fenced)?;
         let wanted = in_pages(&object.parts);
         let limit = self.inner.rooms.limit();
-        if wanted > limit {
+        if !self.inner.rooms.could_hold(wanted) {
             return Err(StoreError::TooLarge { payload, wanted, limit });
         }
+        let claim = Claim::new(&self.inner, payload, object.token)?;
         let mut late = pin!(tokio::time::sleep(object.wait));
-        let mut freed = self.inner.rooms.freed();
-        let room = loop {
-            freed.mark_unchanged();
-            // The room is taken before the arena is asked, so that two writers cannot share it.
-            if let Some(room) = self.inner.lock().begin(&object, &self.inner.rooms)? {
-                break room;
-            }
-            tokio::select! {
-                biased;
-                // The sender is in `rooms`.
-                _ = freed.changed() => {}
-                () = &mut late => return Err(StoreError::Exhausted {
-                    payload,
-                    wanted,
-                    waited: object.wait,
-                    usage: Box::new(self.usage()),
-                }),
-            }
-        };
+        let room = self.inner.room(wanted, object.reservation, late.as_mut()).await;
+        let room = room.ok_or_else(|| StoreError::Exhausted {
+            payload,
+            wanted,
+            waited: object.wait,
+            usage: Box::new(self.usage()),
+        })?;
         // From here on the draft gives key and room back when it is dropped.
-        let mut draft = HostDraft::new(Arc::clone(&self.inner), payload, object.token, room);
+        let mut draft = HostDraft::new(claim, object.token, room.give(payload, wanted));
         while let Err(source) = draft.allocate(&object.parts) {
             // The pieces that are free may be too small, or belong to a copy into an aborted draft that still runs.
             let full = matches!(source, ArenaError::Exhausted { .. });
@@ -152,11 +142,26 @@ impl Store for HostStore {
     }
 
     async fn get(&self, payload: PayloadId) -> Result<Arc<dyn Object>, StoreError> {
-        match self.inner.lock().slot(payload) {
-            Some(Slot::Sealed(object)) => Ok(Arc::clone(object) as _),
-            Some(Slot::Draft { .. }) => Err(StoreError::NotSealed { payload }),
-            None => Err(StoreError::NotFound { payload }),
-        }
+        Ok(self.inner.sealed(payload)?)
+    }
+
+    async fn fetch(&self, payload: PayloadId, destinations: &[Arc<Target>]) -> Result<(), StoreError> {
+        let object = self.inner.sealed(payload)?;
+        object.copy_to(destinations).await
+    }
+
+    async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, StoreError> {
+        let late = pin!(tokio::time::sleep(wait));
+        let room = match self.inner.rooms.could_hold(nbytes) {
+            true => self.inner.room(nbytes, None, late).await,
+            false => None,
+        };
+        let room = room.ok_or_else(|| StoreError::Unreserved {
+            wanted: nbytes,
+            waited: wait,
+            usage: Box::new(self.usage()),
+        })?;
+        Ok(Reservation::new(room.nbytes(), room))
     }
 
     async fn delete(&self, payload: PayloadId, token: Option<Token>) -> Result<(), StoreError> {
@@ -178,6 +183,40 @@ impl Store for HostStore {
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sealed(&self, payload: PayloadId) -> Result<Arc<HostObject>, StoreError> {
+        match self.lock().slot(payload) {
+            Some(Slot::Sealed(object)) => Ok(Arc::clone(object)),
+            Some(Slot::Draft { .. }) => Err(StoreError::NotSealed { payload }),
+            None => Err(StoreError::NotFound { payload }),
+        }
+    }
+
+    /// Room, reserved: what the caller reserved before, and more where that is too little; `None` when it is too late.
+    async fn room(
+        &self,
+        nbytes: ByteCount,
+        reservation: Option<Reservation>,
+        late: Pin<&mut tokio::time::Sleep>,
+    ) -> Option<Room> {
+        let reserved = reservation.and_then(Reservation::into_room::<Room>);
+        let reserved = reserved.filter(|room| room.is_of(&self.rooms));
+        let missing = reserved
+            .as_ref()
+            .map_or(nbytes.0, |room| nbytes.0.saturating_sub(room.nbytes().0));
+        let mut room = match self.rooms.try_take(ByteCount(missing)) {
+            Some(room) => room,
+            None => tokio::select! {
+                biased;
+                room = self.rooms.take(ByteCount(missing)) => room,
+                () = late => return None,
+            },
+        };
+        if let Some(reserved) = reserved {
+            room.join(reserved);
+        }
+        Some(room)
     }
 
     fn remove(&self, payload: PayloadId) -> bool {

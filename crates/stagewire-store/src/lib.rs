@@ -44,11 +44,13 @@ pub mod conformance;
 mod error;
 mod gate;
 mod host;
+mod reservation;
 mod store;
 mod usage;
 
 pub use error::StoreError;
 pub use gate::{Fenced, TokenGate};
 pub use host::HostStore;
-pub use store::{Draft, NewObject, Object, Store};
+pub use reservation::Reservation;
+pub use store::{Draft, NewObject, Object, Retention, Store};
 pub use usage::{Holding, ObjectState, Share, Usage};

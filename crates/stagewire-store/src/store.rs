@@ -6,10 +6,26 @@ use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, RegionRef, Token};
 use stagewire_transfer::Target;
 
-use crate::{StoreError, Usage};
+use crate::{Reservation, StoreError, Usage};
+
+/// What a store may do with a sealed object when it needs room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Retention {
+    /// Nobody has read it yet, or somebody wants it kept: it is never evicted. It may be moved to a file.
+    #[default]
+    Held,
+    /// It goes when nothing else can.
+    SoftPinned,
+    /// It can be made again, so that it may go at any time. It stays the longer, the dearer and the smaller it is and the
+    /// more often it is read.
+    Cached {
+        /// What making it again takes.
+        cost: Duration,
+    },
+}
 
 /// What is to be written: one part per tensor, in the order of the manifest.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct NewObject {
     /// Key of the object.
     pub payload: PayloadId,
@@ -19,16 +35,25 @@ pub struct NewObject {
     pub token: Option<Token>,
     /// How long to wait for room.
     pub wait: Duration,
+    /// What may happen to it when the store needs room.
+    pub retention: Retention,
+    /// It is deleted so long after it was sealed, read or not. Reads do not extend it.
+    pub expires: Option<Duration>,
+    /// Room that was reserved for it. What it does not need of that is given back.
+    pub reservation: Option<Reservation>,
 }
 
 impl NewObject {
-    /// An object written by nobody in particular, which does not wait for room.
+    /// An object written by nobody in particular, which does not wait for room and is held until it is deleted.
     pub fn new(payload: PayloadId, parts: impl IntoIterator<Item = ByteCount>) -> Self {
         Self {
             payload,
             parts: parts.into_iter().collect(),
             token: None,
             wait: Duration::ZERO,
+            retention: Retention::Held,
+            expires: None,
+            reservation: None,
         }
     }
 }
@@ -61,6 +86,27 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::NotSealed`].
     async fn get(&self, payload: PayloadId) -> Result<Arc<dyn Object>, StoreError>;
+
+    /// Copies the sealed object into one destination for each part, of exactly its bytes, wherever the store has it: what
+    /// lies in a file is read from there and checked against its digest.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`], [`StoreError::NotSealed`]; [`StoreError::Destinations`] and [`StoreError::Target`] where
+    /// a destination does not fit. Some destinations may have been written then, none of them in part.
+    ///
+    /// # Cancel safety
+    /// A copy under way ends by itself; until then the destinations are not idle.
+    async fn fetch(&self, payload: PayloadId, destinations: &[Arc<Target>]) -> Result<(), StoreError>;
+
+    /// Keeps `nbytes` of room free for [`NewObject::reservation`], waiting up to `wait` for it. An object takes whole
+    /// pages of 4 KiB for each part.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreserved`] where there is not so much room in time, or could never be.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves nothing behind.
+    async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, StoreError>;
 
     /// Takes the object away: nobody finds it any more, and its bytes are free once the last reader is done. An
     /// object being written is aborted.

@@ -13,6 +13,11 @@ pub enum ObjectState {
     Draining,
 }
 
+impl ObjectState {
+    /// Every state.
+    pub const ALL: [Self; 3] = [Self::Draft, Self::Sealed, Self::Draining];
+}
+
 impl fmt::Display for ObjectState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -43,6 +48,20 @@ pub struct Share {
     pub nbytes: ByteCount,
 }
 
+impl Share {
+    /// One object more.
+    pub(crate) fn add(&mut self, nbytes: ByteCount) {
+        self.objects += 1;
+        self.nbytes += nbytes;
+    }
+
+    /// One object less.
+    pub(crate) const fn take(&mut self, nbytes: ByteCount) {
+        self.objects -= 1;
+        self.nbytes.0 -= nbytes.0;
+    }
+}
+
 /// What holds the space of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Usage {
@@ -54,6 +73,8 @@ pub struct Usage {
     pub sealed: Share,
     /// Deleted objects whose bytes are not free yet.
     pub draining: Share,
+    /// Room that is reserved; `objects` counts the reservations.
+    pub reserved: Share,
     /// The largest holders, largest first, at most [`Usage::LARGEST`].
     pub largest: Vec<Holding>,
 }
@@ -62,32 +83,9 @@ impl Usage {
     /// Length of [`Usage::largest`].
     pub const LARGEST: usize = 5;
 
-    /// Sums up what `holdings` hold of `limit` bytes.
-    pub fn of(limit: ByteCount, holdings: impl IntoIterator<Item = Holding>) -> Self {
-        let mut usage = Self {
-            limit,
-            ..Self::default()
-        };
-        for holding in holdings {
-            let share = match holding.state {
-                ObjectState::Draft => &mut usage.drafts,
-                ObjectState::Sealed => &mut usage.sealed,
-                ObjectState::Draining => &mut usage.draining,
-            };
-            share.objects += 1;
-            share.nbytes += holding.nbytes;
-            usage.largest.push(holding);
-        }
-        usage
-            .largest
-            .sort_by_key(|holding| (std::cmp::Reverse(holding.nbytes), holding.payload));
-        usage.largest.truncate(Self::LARGEST);
-        usage
-    }
-
     /// Bytes held, in whatever state.
     pub fn used(&self) -> ByteCount {
-        self.drafts.nbytes + self.sealed.nbytes + self.draining.nbytes
+        self.drafts.nbytes + self.sealed.nbytes + self.draining.nbytes + self.reserved.nbytes
     }
 }
 
@@ -95,14 +93,13 @@ impl fmt::Display for Usage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} held", self.used(), self.limit)?;
         let shares = [
-            (ObjectState::Sealed, self.sealed),
-            (ObjectState::Draft, self.drafts),
-            (ObjectState::Draining, self.draining),
+            ("sealed", self.sealed),
+            ("being written", self.drafts),
+            ("deleted but still read", self.draining),
+            ("reserved", self.reserved),
         ];
-        for (state, share) in shares {
-            if share.objects > 0 {
-                write!(f, ", {} {state} ({})", share.objects, share.nbytes)?;
-            }
+        for (what, share) in shares.into_iter().filter(|(_, share)| share.objects > 0) {
+            write!(f, ", {} {what} ({})", share.objects, share.nbytes)?;
         }
         for (rank, holding) in self.largest.iter().enumerate() {
             let lead = if rank == 0 { "; largest: " } else { ", " };
@@ -118,28 +115,31 @@ mod tests {
 
     #[test]
     fn usage_says_what_holds_the_space() {
-        let holding = |id: u128, nbytes, state| Holding {
-            payload: format!("{id:032x}").parse().expect("an id"),
-            nbytes: ByteCount(nbytes),
-            state,
+        let share = |objects, mib: u64| Share {
+            objects,
+            nbytes: ByteCount(mib << 20),
         };
-        let usage = Usage::of(
-            ByteCount(8 << 20),
-            [
-                holding(1, 1 << 20, ObjectState::Draft),
-                holding(2, 2 << 20, ObjectState::Sealed),
-                holding(3, 4 << 20, ObjectState::Draining),
-            ],
-        );
+        let usage = Usage {
+            limit: ByteCount(8 << 20),
+            drafts: share(1, 1),
+            sealed: share(1, 2),
+            draining: share(1, 3),
+            reserved: share(2, 1),
+            largest: vec![Holding {
+                payload: "00000000-0000-0000-0000-000000000003".parse().expect("an id"),
+                nbytes: ByteCount(3 << 20),
+                state: ObjectState::Draining,
+            }],
+        };
         assert_eq!(usage.used(), ByteCount(7 << 20));
-        assert_eq!(usage.largest[0].state, ObjectState::Draining);
         let text = usage.to_string();
         assert!(
             text.starts_with("7.0 MiB of 8.0 MiB held, 1 sealed (2.0 MiB), 1 being written"),
             "{text}"
         );
+        assert!(text.contains("2 reserved (1.0 MiB)"), "{text}");
         assert!(
-            text.contains("largest: 00000000-0000-0000-0000-000000000003 (4.0 MiB, deleted but still read)"),
+            text.contains("largest: 00000000-0000-0000-0000-000000000003 (3.0 MiB, deleted but still read)"),
             "{text}"
         );
     }

@@ -167,7 +167,7 @@ pub use network::{Network, NetworkOptions, Secret};
 pub use nixl::{Nixl, NixlLibrary, NixlOptions, NixlVersion};
 pub use process::{ProcessWatch, this_process};
 pub use region::Region;
-pub use target::Target;
+pub use target::{Filling, Target};
 pub use tcp::TcpOptions;
 pub use transport::{
     Abilities, ConnectOptions, Pinned, RegisterOptions, Remote, TransferOptions, TransferStats, Transport, empty_region,

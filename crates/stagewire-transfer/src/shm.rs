@@ -21,7 +21,7 @@ const KIND: Kind = Kind::Shm;
 
 /// From so many bytes, two threads copy, with stores that go around the caches. Measured: at 1 MiB one plain `memcpy`
 /// wins, at 64 MiB this is three times as fast.
-const SHAPE: Shape = Shape {
+pub(crate) const SHAPE: Shape = Shape {
     large_from: 4 << 20,
     max_pieces: usize::MAX,
 };

@@ -1,5 +1,6 @@
 //! Where pulled bytes go.
 
+mod fill;
 mod ledger;
 
 use std::any::Any;
@@ -9,6 +10,7 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use fill::Filling;
 use ledger::Ledger;
 use stagewire_core::Device;
 
@@ -51,8 +53,8 @@ impl Target {
     /// # Safety
     /// Until `owner` is dropped, the bytes must be initialised, readable and writable at this address from any thread,
     /// and nobody may read or write bytes while a pull into them is in flight: from the call of
-    /// [`Pinned::pull`](crate::Pinned::pull) until it returned, or, when its future was dropped or ran out of time,
-    /// until [`Target::is_idle`].
+    /// [`Pinned::pull`](crate::Pinned::pull) or [`Target::fill`] until it returned, or, when its future was dropped or ran
+    /// out of time, until [`Target::is_idle`]; and as long as there is a [`Filling`].
     pub unsafe fn new(ptr: NonNull<u8>, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self::from_parts(ptr, len as u64, Device::Cpu, Keep::Owner(owner))
     }

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
 use stagewire_transfer::{ArenaError, Extent, ExtentMut, Memory, RegisterOptions, Target};
 
-use super::Inner;
+use super::index::Claim;
 use super::object::HostObject;
 use super::rooms::Room;
 use crate::{Draft, Object, ObjectState, StoreError};
@@ -20,30 +20,26 @@ pub(super) enum Part {
 /// An object being written.
 #[derive(Debug)]
 pub(super) struct HostDraft {
-    inner: Arc<Inner>,
-    payload: PayloadId,
+    claim: Claim,
     token: Option<Token>,
     parts: Vec<Part>,
-    /// Taken by `seal`.
-    room: Option<Room>,
-    serial: u64,
+    room: Room,
 }
 
 impl HostDraft {
-    pub(super) fn new(inner: Arc<Inner>, payload: PayloadId, token: Option<Token>, room: Room) -> Self {
+    pub(super) const fn new(claim: Claim, token: Option<Token>, room: Room) -> Self {
+        let parts = Vec::new();
         Self {
-            inner,
-            payload,
+            claim,
             token,
-            parts: Vec::new(),
-            serial: room.serial(),
-            room: Some(room),
+            parts,
+            room,
         }
     }
 
     /// Gets memory for every part, or for none.
     pub(super) fn allocate(&mut self, parts: &[ByteCount]) -> Result<(), ArenaError> {
-        let arena = self.inner.host.arena();
+        let arena = self.claim.store().host.arena();
         let allocate = |part: &ByteCount| match part.0 {
             0 => Ok(Part::Empty),
             len => arena.allocate(len).map(Part::Extent),
@@ -53,7 +49,7 @@ impl HostDraft {
     }
 
     fn part(&mut self, part: usize) -> Result<&mut Part, StoreError> {
-        let (payload, parts) = (self.payload, self.parts.len());
+        let (payload, parts) = (self.claim.payload(), self.parts.len());
         self.parts
             .get_mut(part)
             .ok_or(StoreError::NoSuchPart { payload, part, parts })
@@ -61,7 +57,7 @@ impl HostDraft {
 
     /// The bytes of every part, now immutable.
     fn freeze(&mut self) -> Result<Vec<Option<Extent>>, StoreError> {
-        let payload = self.payload;
+        let payload = self.claim.payload();
         let parts = std::mem::take(&mut self.parts).into_iter().enumerate();
         let freeze = |(part, bytes)| match bytes {
             Part::Empty => Ok(None),
@@ -82,11 +78,11 @@ impl HostDraft {
 #[async_trait]
 impl Draft for HostDraft {
     fn payload(&self) -> PayloadId {
-        self.payload
+        self.claim.payload()
     }
 
     fn bytes_mut(&mut self, part: usize) -> Result<&mut [u8], StoreError> {
-        let payload = self.payload;
+        let payload = self.claim.payload();
         match self.part(part)? {
             Part::Empty => Ok(&mut []),
             Part::Extent(extent) => Ok(extent),
@@ -95,7 +91,7 @@ impl Draft for HostDraft {
     }
 
     fn target(&mut self, part: usize) -> Result<Arc<Target>, StoreError> {
-        let (payload, parts) = (self.payload, self.parts.len());
+        let (payload, parts) = (self.claim.payload(), self.parts.len());
         let place = self.part(part)?;
         match std::mem::replace(place, Part::Empty) {
             Part::Empty => Err(StoreError::NoSuchPart { payload, part, parts }),
@@ -112,31 +108,25 @@ impl Draft for HostDraft {
     }
 
     async fn seal(mut self: Box<Self>) -> Result<Arc<dyn Object>, StoreError> {
-        let payload = self.payload;
+        let payload = self.claim.payload();
         let fenced = |source| StoreError::Fenced { payload, source };
-        self.inner.gate.check(self.token).map_err(fenced)?;
+        self.claim.store().gate.check(self.token).map_err(fenced)?;
         let extents = self.freeze()?;
         let register = |extent: Extent| {
             let memory = Memory::Arena(extent.clone());
-            let region = self.inner.shm.register(memory, RegisterOptions::default());
+            let region = self.claim.store().shm.register(memory, RegisterOptions::default());
             region.map(|region| (extent, region))
         };
         let parts = extents.into_iter().map(|extent| extent.map(register).transpose());
         let parts = parts.collect::<Result<_, _>>();
         let parts = parts.map_err(|source| StoreError::Register { payload, source })?;
-        let room = self.room.take().expect("a draft is sealed once");
+        let Self { claim, token, room, .. } = *self;
         room.set(ObjectState::Sealed);
-        let object = Arc::new(HostObject::new(payload, self.token, parts, room));
-        if self.inner.lock().seal(self.serial, &object) {
+        let object = Arc::new(HostObject::new(payload, token, parts, room));
+        if claim.seal(&object) {
             Ok(object)
         } else {
             Err(StoreError::NotFound { payload })
         }
-    }
-}
-
-impl Drop for HostDraft {
-    fn drop(&mut self) {
-        self.inner.lock().abort(self.payload, self.serial);
     }
 }

@@ -1,8 +1,11 @@
-use stagewire_core::{PayloadId, RegionRef, Token};
-use stagewire_transfer::{Extent, Region};
+use std::sync::Arc;
 
+use stagewire_core::{ByteCount, PayloadId, RegionRef, Token};
+use stagewire_transfer::{Extent, Filling, Memory, Region, Target};
+
+use super::fetch::{check_destinations, misfit};
 use super::rooms::Room;
-use crate::Object;
+use crate::{Object, StoreError};
 
 /// A sealed object.
 #[derive(Debug)]
@@ -40,6 +43,27 @@ impl HostObject {
     pub(super) fn each_region(&self) -> impl Iterator<Item = &Region> {
         self.parts.iter().flatten().map(|part| &part.1)
     }
+}
+
+impl HostObject {
+    /// Copies every part into its destination.
+    pub(super) async fn copy_to(&self, destinations: &[Arc<Target>]) -> Result<(), StoreError> {
+        let payload = self.payload;
+        let sizes: Vec<ByteCount> = self.parts.iter().map(|part| part_size(part.as_ref())).collect();
+        check_destinations(payload, &sizes, destinations)?;
+        for (part, (source, destination)) in self.parts.iter().zip(destinations).enumerate() {
+            let filled = match source {
+                Some((extent, _)) => destination.fill(&Memory::from(extent.clone())).await,
+                None => destination.begin().map(Filling::commit),
+            };
+            filled.map_err(|error| misfit(payload, part, sizes[part], destination, error))?;
+        }
+        Ok(())
+    }
+}
+
+fn part_size(part: Option<&(Extent, Region)>) -> ByteCount {
+    ByteCount(part.map_or(0, |(extent, _)| extent.len()))
 }
 
 impl Object for HostObject {

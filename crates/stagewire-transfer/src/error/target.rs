@@ -13,10 +13,12 @@ pub enum TargetError {
     Written { start: u64, end: u64 },
     #[error("not all of bytes {start} to {end} of the target were pulled yet")]
     Unwritten { start: u64, end: u64 },
-    #[error("the target is on {device}: copy it to the host to look at its bytes")]
+    #[error("the memory is on {device}: copy it to the host to look at its bytes")]
     Device { device: Device },
     #[error("cannot allocate {len} bytes of private memory")]
     Memory { len: u64 },
+    #[error("the runtime shut down before the copy had ended")]
+    Abandoned,
 }
 
 impl Classify for TargetError {
@@ -26,6 +28,7 @@ impl Classify for TargetError {
             Self::Busy { .. } | Self::Written { .. } | Self::Unwritten { .. } => ErrorClass::Conflict,
             Self::Device { .. } => ErrorClass::Unsupported,
             Self::Memory { .. } => ErrorClass::Exhausted,
+            Self::Abandoned => ErrorClass::Cancelled,
         }
     }
 
@@ -37,6 +40,7 @@ impl Classify for TargetError {
             Self::Unwritten { .. } => "target.unwritten",
             Self::Device { .. } => "target.device",
             Self::Memory { .. } => "target.memory",
+            Self::Abandoned => "target.abandoned",
         }
     }
 }

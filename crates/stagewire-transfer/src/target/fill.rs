@@ -1,0 +1,165 @@
+use std::ptr::NonNull;
+use std::slice;
+
+use stagewire_core::{Device, Record};
+
+use super::{Claim, Target};
+use crate::copy::{self, MoveError, Mover, Piece, Plan, copy_plain, copy_streaming};
+use crate::shm::SHAPE;
+use crate::{Memory, TargetError};
+
+impl Target {
+    /// Copies memory of this process into the target, all of it, as a pull would: large ones on blocking threads, with
+    /// stores that go around the caches. Nobody may write the source meanwhile.
+    ///
+    /// # Errors
+    /// [`TargetError`]; [`TargetError::OutOfBounds`] where source and target differ in length. No byte counts as written
+    /// then.
+    ///
+    /// # Cancel safety
+    /// A copy under way ends by itself; until then the target is not idle. Its bytes count as never written.
+    pub async fn fill(&self, source: &Memory) -> Result<(), TargetError> {
+        let (len, wanted) = (self.len(), source.len());
+        for device in [source.device(), self.device()] {
+            if device != Device::Cpu {
+                return Err(TargetError::Device { device });
+            }
+        }
+        let bounds = TargetError::OutOfBounds {
+            start: 0,
+            end: wanted,
+            len,
+        };
+        if wanted != len {
+            return Err(bounds);
+        }
+        let record = Record::contiguous(0, 0, len);
+        let (plan, rows) = Plan::new(&[record], len, len, SHAPE).map_err(|_| bounds)?;
+        let claim = self.claim(rows)?;
+        let mover = OutOfMemory { source: source.clone() };
+        let filled = copy::run(plan, mover, claim).await;
+        filled.map_err(|_| TargetError::Abandoned)?.commit();
+        Ok(())
+    }
+
+    /// Claims all bytes of the target for a writer of this process that is no transport, such as a reader of a file.
+    ///
+    /// # Errors
+    /// As for a pull: [`TargetError::Busy`], [`TargetError::Written`]; [`TargetError::Device`] where it is not in host
+    /// memory.
+    pub fn begin(&self) -> Result<Filling, TargetError> {
+        let device = self.device();
+        if device != Device::Cpu {
+            return Err(TargetError::Device { device });
+        }
+        let rows = if self.is_empty() {
+            Vec::new()
+        } else {
+            vec![0..self.len()]
+        };
+        let claim = self.claim(rows)?;
+        Ok(Filling {
+            claim,
+            len: self.len() as usize,
+        })
+    }
+}
+
+/// The bytes of a [`Target`] while somebody writes them. Dropped without [`Filling::commit`], they count as never
+/// written.
+pub struct Filling {
+    claim: Claim,
+    len: usize,
+}
+
+// SAFETY: the bytes are reached through `&mut self` alone, and have no thread affinity (contract of `Target`).
+unsafe impl Send for Filling {}
+
+impl Filling {
+    /// All bytes of the target, in whatever state.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: initialised host memory by the contract of `Target`, which the claim keeps, and reserves for this value.
+        unsafe { slice::from_raw_parts_mut(self.claim.base().as_ptr(), self.len) }
+    }
+
+    /// Every byte is exact.
+    pub fn commit(self) {
+        self.claim.commit();
+    }
+}
+
+impl std::fmt::Debug for Filling {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Filling({} bytes)", self.len)
+    }
+}
+
+/// Copies out of memory of this process.
+struct OutOfMemory {
+    source: Memory,
+}
+
+impl Mover for OutOfMemory {
+    unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
+        for piece in pieces {
+            // SAFETY: the caller proved that the piece lies inside both. They do not overlap: what is a target is shown as
+            // memory to nobody, and who made it of borrowed memory promised that nobody reads it now.
+            unsafe {
+                let src = self.source.as_ptr().add(piece.src as usize);
+                let dst = dst.add(piece.dst as usize);
+                if large {
+                    copy_streaming(src.as_ptr(), dst.as_ptr(), piece.len as usize);
+                } else {
+                    copy_plain(src.as_ptr(), dst.as_ptr(), piece.len as usize);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn verify(&self) -> Result<(), MoveError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Borrowed;
+
+    #[tokio::test]
+    async fn all_of_the_source_comes_or_nothing() {
+        for len in [0_usize, 1, 5000, 9 << 20] {
+            let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 4096) as u8).collect();
+            let source = Memory::from(Borrowed::from(bytes.clone()));
+            let target = Target::allocate(len as u64).expect("memory");
+            target.fill(&source).await.expect("of the same length");
+            assert!(target.as_slice().expect("filled") == bytes, "{len} bytes came changed");
+            if len > 0 {
+                let again = target.fill(&source).await;
+                assert!(matches!(again, Err(TargetError::Written { .. })), "{again:?}");
+            }
+            let longer = Target::allocate(len as u64 + 1).expect("memory");
+            let refused = longer.fill(&source).await;
+            assert!(matches!(refused, Err(TargetError::OutOfBounds { .. })), "{refused:?}");
+            assert!(longer.as_slice().is_err(), "bytes of a refused copy were shown");
+        }
+    }
+
+    #[test]
+    fn what_is_not_committed_counts_as_never_written() {
+        let target = Target::allocate(100).expect("memory");
+        let mut first = target.begin().expect("free");
+        first.bytes_mut().fill(1);
+        assert!(matches!(target.begin(), Err(TargetError::Busy { .. })));
+        drop(first);
+        assert!(target.as_slice().is_err(), "bytes of a writer that gave up were shown");
+        let mut second = target.begin().expect("free again");
+        second.bytes_mut().fill(2);
+        second.commit();
+        assert_eq!(target.as_slice().expect("filled"), [2; 100]);
+        let none = Target::allocate(0).expect("nothing");
+        none.begin().expect("free").commit();
+        assert!(none.as_slice().expect("empty").is_empty());
+    }
+}
