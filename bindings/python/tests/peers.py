@@ -1,4 +1,5 @@
-"""Where the wheels of Mooncake and NIXL are that `make peers` installs. Tests without them skip."""
+"""Where the wheels of Mooncake and NIXL are that `make peers` installs. Tests without them skip, or fail where
+`STAGEWIRE_REQUIRE_PEERS=1` asks for them."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 
 # Read once: a fixture hides the variables of Stagewire from the tests.
 FOLDER = Path(os.environ.get("STAGEWIRE_PEERS") or Path(__file__).parents[3] / ".peers")
+REQUIRED = os.environ.get("STAGEWIRE_REQUIRE_PEERS") == "1"
 
 
 def use_mooncake() -> None:
@@ -23,9 +25,12 @@ def use_mooncake() -> None:
 
 
 def need_mooncake() -> None:
-    """Skips the test where the wheel is missing."""
+    """Skips the test where the wheel is missing, or fails it where it is required."""
     use_mooncake()
     try:
         importlib.import_module("mooncake.engine")
     except ImportError as error:
-        pytest.skip(f"the wheel of Mooncake is missing in {FOLDER} ({error}): run `make peers`")
+        missing = f"the wheel of Mooncake is missing in {FOLDER} ({error}): run `make peers`"
+        if REQUIRED:
+            pytest.fail(missing)
+        pytest.skip(missing)

@@ -35,7 +35,6 @@ fn python() -> PathBuf {
 }
 
 /// Whether the wheel can be used here; says so where not.
-#[expect(clippy::print_stderr, reason = "a skip must be visible")]
 pub(crate) fn wheel_works() -> bool {
     static WORKS: OnceLock<bool> = OnceLock::new();
     let works = *WORKS.get_or_init(|| {
@@ -46,10 +45,7 @@ pub(crate) fn wheel_works() -> bool {
         import.status().is_ok_and(|status| status.success())
     });
     if !works {
-        eprintln!(
-            "skipped: {} cannot import mooncake.engine; `make peers` installs it",
-            python().display()
-        );
+        support::without_peers(&format!("{} cannot import mooncake.engine", python().display()));
     }
     works
 }

@@ -77,12 +77,11 @@ pub(crate) fn library() -> Option<PathBuf> {
 }
 
 /// Whether NIXL is there; says so where not.
-#[expect(clippy::print_stderr, reason = "a skip must be visible")]
 pub(crate) fn is_here() -> bool {
     match NixlLibrary::open(library().as_deref()) {
         Ok(_) => true,
         Err(error) => {
-            eprintln!("skipped: {error}; `make peers` installs it");
+            support::without_peers(&error.to_string());
             false
         }
     }

@@ -115,6 +115,17 @@ pub(crate) async fn cma_works(dir: &Path) -> bool {
     }
 }
 
+/// Says visibly that the wheels of the peers are missing, which fails the test where they are required.
+#[expect(clippy::print_stderr, reason = "a skip must be visible")]
+pub(crate) fn without_peers(why: &str) {
+    let required = std::env::var_os("STAGEWIRE_REQUIRE_PEERS").is_some_and(|required| required == "1");
+    assert!(
+        !required,
+        "STAGEWIRE_REQUIRE_PEERS is set, and {why}; `make peers` installs it"
+    );
+    eprintln!("skipped: {why}; `make peers` installs it");
+}
+
 /// Bytes that differ from offset to offset; quick to make also without optimisation.
 pub(crate) fn bulk(len: usize) -> Vec<u8> {
     let mut state = 1_u32;
