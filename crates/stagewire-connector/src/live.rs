@@ -22,6 +22,9 @@ use crate::wire::{End, Refusal, State};
 pub(crate) trait Keep: fmt::Debug + Send + Sync {
     /// Chunk `index` is complete: the last chance to move its bytes to where consumers read them.
     fn complete(&self, _index: u32) {}
+
+    /// Every chunk is complete: no byte changes any more.
+    fn sealed(&self) {}
 }
 
 /// One payload that this process holds.
@@ -87,10 +90,16 @@ impl Live {
     /// Marks chunk `index` as complete.
     pub(crate) fn ready(&self, index: u32) {
         let keep = lock(&self.keep).clone();
-        if let Some(keep) = keep {
+        if let Some(keep) = &keep {
             keep.complete(index);
         }
-        self.advance(|life| life.ready(index));
+        let sealed = self.advance(|life| {
+            life.ready(index);
+            *life.phase() == PayloadPhase::Sealed
+        });
+        if let Some(keep) = keep.filter(|_| sealed) {
+            keep.sealed();
+        }
     }
 
     /// Marks every chunk as complete.
@@ -100,6 +109,9 @@ impl Live {
             if let Some(keep) = &keep {
                 keep.complete(index);
             }
+        }
+        if let Some(keep) = keep {
+            keep.sealed();
         }
         self.advance(|life| {
             for index in 0..self.handle.manifest.chunks() {

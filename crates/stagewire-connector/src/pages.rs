@@ -48,6 +48,10 @@ impl Keep for Pages {
         let bytes: u64 = self.staged.iter().map(|staged| staged.copy(index)).sum();
         self.copied.fetch_add(bytes, Ordering::Relaxed);
     }
+
+    fn sealed(&self) {
+        self.regions.iter().for_each(Region::seal);
+    }
 }
 
 impl Pages {
@@ -129,6 +133,8 @@ impl Pages {
                 index,
                 source,
             })?;
+            // Until every chunk is complete, the producer writes those that are not.
+            region.open();
             references.push(region.reference().clone());
             pages.regions.push(region);
         }

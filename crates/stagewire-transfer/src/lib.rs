@@ -44,6 +44,8 @@
 //!   silence ends, by the deadline, whatever waits for its word; copies out of its pinned memory need none.
 //! - What is in flight with one peer is bounded in bytes ([`Host::limit_in_flight`]). More waits, in the order it came,
 //!   within its deadline. Only a batch above [`MAX_ROWS`] rows is refused.
+//! - What a peer may have open over TCP is bounded ([`NetworkLimits`]), and so are the memory and the time of its pushes
+//!   ([`TcpOptions::staging`]); one more is refused to it, and nobody else notices.
 //! - A push writes only memory that its owner registered as [`Memory::Writable`], and such memory shares no byte with any
 //!   other region.
 //! - Over `tcp`, a pull that failed, ran out of time or was dropped writes nothing afterwards, and a push writes all or
@@ -59,7 +61,8 @@
 //!   Capabilities keep mistakes apart, not attackers of the same user.
 //! - Who can listen on the network between two hosts sees the bytes, and who can change packets can change them: `tcp`'s
 //!   digests find damage, not malice.
-//! - The owner's promise not to change announced bytes is not enforced ([`Borrowed::new`], [`ExtentMut::open`]).
+//! - The owner's promise not to change announced bytes is not enforced ([`Borrowed::new`], [`ExtentMut::open`]). A reader
+//!   that asks for bytes before they are announced to it gets them as they are at that moment ([`Region::open`]).
 //! - On one host, bytes are not hashed: they do not pass through anything that could change them.
 //! - A fork of a process does not inherit its host.
 //!
@@ -163,7 +166,7 @@ pub use mooncake::{
     Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions, EngineSlice, EngineStatus,
     EngineTransport, Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Rebuild, Segment, SegmentBuffer,
 };
-pub use network::{Network, NetworkOptions, Secret};
+pub use network::{Network, NetworkLimits, NetworkOptions, Secret};
 pub use nixl::{Nixl, NixlLibrary, NixlOptions, NixlVersion};
 pub use process::{ProcessWatch, this_process};
 pub use region::Region;

@@ -55,6 +55,15 @@ impl Memory {
         }
     }
 
+    /// Whether its bytes may be written while it is registered, as far as it knows itself.
+    pub(crate) fn may_change(&self) -> bool {
+        match self {
+            Self::Arena(extent) => extent.is_open(),
+            Self::Borrowed(_) => false,
+            Self::Writable(_) => true,
+        }
+    }
+
     /// Whether peers may write it.
     pub fn is_writable(&self) -> bool {
         matches!(self, Self::Writable(_))

@@ -2,6 +2,7 @@
 
 mod dial;
 mod hooks;
+mod limits;
 mod listen;
 mod session;
 #[cfg(test)]
@@ -11,7 +12,7 @@ mod ungreeted;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use stagewire_core::{Peer, TransportAddress};
 use tokio::net::TcpListener;
@@ -20,6 +21,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) use dial::{Dial, Lanes, prepare};
 pub(crate) use hooks::{Hooks, LaneServer, Placer};
+pub use limits::NetworkLimits;
 pub(crate) use session::Session;
 pub use token::Secret;
 
@@ -30,6 +32,7 @@ use crate::tcp::{self, Service, Tcp};
 use crate::wire::{self, Kind, NetworkAddress};
 use crate::{ConnectError, ConnectOptions, Host, StartError, TcpOptions, Transport};
 use listen::Listening;
+use session::Sessions;
 use token::Key;
 
 /// How a [`Network`] starts.
@@ -43,6 +46,8 @@ pub struct NetworkOptions {
     pub token: Option<Secret>,
     /// How `tcp` moves bytes.
     pub tcp: TcpOptions,
+    /// What peers may have open.
+    pub limits: NetworkLimits,
 }
 
 impl Default for NetworkOptions {
@@ -53,6 +58,7 @@ impl Default for NetworkOptions {
             advertise: None,
             token: None,
             tcp: TcpOptions::default(),
+            limits: NetworkLimits::default(),
         }
     }
 }
@@ -69,6 +75,7 @@ pub struct Network {
     key: Option<Key>,
     links: Arc<Links>,
     tcp: Arc<Service>,
+    listening: Arc<Listening>,
     stop: Arc<watch::Sender<bool>>,
     accepting: Mutex<Option<JoinHandle<()>>>,
 }
@@ -87,6 +94,7 @@ impl Network {
             advertise,
             token,
             tcp,
+            limits,
         } = options;
         if token.is_none() && !bind.ip().is_loopback() {
             return Err(StartError::TokenMissing { bind });
@@ -118,13 +126,14 @@ impl Network {
             shared,
             host: address.host.clone(),
             key: key.clone(),
-            sessions: session::Sessions::default(),
+            sessions: Sessions::new(limits),
+            lanes: OnceLock::new(),
             stop: stop.subscribe(),
         });
-        let (mut host_stop, stop_here) = (host.stopping(), stop.clone());
+        let (mut host_stop, stop_here, accepted) = (host.stopping(), stop.clone(), listening.clone());
         let accepting = tokio::spawn(async move {
             tokio::select! {
-                () = listen::accept(listener, listening) => {}
+                () = listen::accept(listener, accepted) => {}
                 () = stopped(&mut host_stop) => drop(stop_here.send_replace(true)),
             }
         });
@@ -135,6 +144,7 @@ impl Network {
             key,
             links,
             tcp: Arc::new(Service::new(tcp)),
+            listening,
             stop,
             accepting: Mutex::new(Some(accepting)),
         }))
@@ -181,9 +191,9 @@ impl Network {
         self.host.shared().hooks.set_placer(kind, placer)
     }
 
-    /// Has data connections served; false where they are already.
+    /// Has the data connections that this network accepts served; false where they are already.
     pub(crate) fn set_lanes(&self, lanes: Arc<dyn LaneServer>) -> bool {
-        self.host.shared().hooks.set_lanes(lanes)
+        self.listening.lanes.set(lanes).is_ok()
     }
 
     /// The address of this process as one of its transports, with what else that transport's peers need to know.

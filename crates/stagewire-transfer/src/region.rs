@@ -52,6 +52,20 @@ impl Region {
         self.reference.clone()
     }
 
+    /// The owner goes on writing bytes of it that it has announced to nobody yet, until [`Region::seal`]. Call it before
+    /// the reference is handed out. An [`Extent`](crate::Extent) is open as long as it has a writer, without this.
+    ///
+    /// It costs transports with digests a copy, and keeps them from finding fault with bytes that change while they are
+    /// sent. A reader that asks for bytes before they are announced to it gets them as they are at that moment.
+    pub fn open(&self) {
+        self.table.set_open(self.key(), true);
+    }
+
+    /// Its bytes do not change any more.
+    pub fn seal(&self) {
+        self.table.set_open(self.key(), false);
+    }
+
     /// Takes no new pins from now on; the memory goes when the last pin ends.
     pub fn release(&self) {
         self.table.release(self.key());

@@ -44,11 +44,14 @@ struct Slot {
 }
 
 struct Entry {
-    kept: Kept,
+    /// Nothing while the memory goes: until then the region is not idle, and its number is not used again.
+    kept: Option<Kept>,
     kind: Kind,
     device: Device,
     capability: Capability,
     pins: u64,
+    /// Its bytes are still being written.
+    open: bool,
     released: bool,
 }
 
@@ -122,11 +125,12 @@ impl Table {
         slot.generation += 1;
         let (capability, len) = (Capability::from_random(rand::random()), memory.len());
         slot.entry = Some(Entry {
-            kept: Kept { _guard: guard, memory },
+            kept: Some(Kept { _guard: guard, memory }),
             kind,
             device,
             capability,
             pins: 0,
+            open: false,
             released: false,
         });
         Ok(RegionRef {
@@ -153,9 +157,8 @@ impl Table {
         if entry.capability != *capability {
             return Err(Refusal::Capability);
         }
-        if entry.released {
-            return Err(Refusal::Released);
-        }
+        let kept = entry.kept.as_ref().filter(|_| !entry.released);
+        let memory = kept.ok_or(Refusal::Released)?.memory.clone();
         if !kind.pins(entry.kind.name()) {
             return Err(Refusal::Registered { kind: entry.kind });
         }
@@ -164,7 +167,6 @@ impl Table {
             return Err(Refusal::Device { device });
         }
         entry.pins += 1;
-        let memory = entry.kept.memory.clone();
         slots.pins_served += 1;
         slots.pins_held += 1;
         Ok(memory)
@@ -176,15 +178,11 @@ impl Table {
             return;
         };
         entry.pins -= 1;
-        let idle = entry.pins == 0;
+        let unpinned = entry.pins == 0;
         slots.pins_held -= 1;
-        let kept = slots.reclaim(key);
-        drop(slots);
-        if idle {
+        if !self.reclaim(slots, key) && unpinned {
             self.idle.notify_waiters();
         }
-        // The owner of borrowed memory may do anything when dropped: not under the lock.
-        drop(kept);
     }
 
     pub(crate) fn release(&self, key: RegionKey) {
@@ -192,9 +190,31 @@ impl Table {
         if let Some(entry) = slots.entry(key) {
             entry.released = true;
         }
-        let kept = slots.reclaim(key);
+        self.reclaim(slots, key);
+    }
+
+    /// Gives the memory back if nobody may touch it any more, and only then says that the region is idle.
+    fn reclaim(&self, mut slots: MutexGuard<'_, Slots>, key: RegionKey) -> bool {
+        let Some(kept) = slots.take(key) else {
+            return false;
+        };
+        // The owner of borrowed memory may do anything when dropped: not under the lock.
         drop(slots);
         drop(kept);
+        self.lock().vacate(key);
+        self.idle.notify_waiters();
+        true
+    }
+
+    /// Whether the owner may still write its bytes.
+    pub(crate) fn is_open(&self, key: RegionKey) -> bool {
+        self.lock().entry(key).is_some_and(|entry| entry.open)
+    }
+
+    pub(crate) fn set_open(&self, key: RegionKey, open: bool) {
+        if let Some(entry) = self.lock().entry(key) {
+            entry.open = open;
+        }
     }
 
     /// Whether it takes new pins.
@@ -202,8 +222,12 @@ impl Table {
         self.lock().entry(key).is_some_and(|entry| !entry.released)
     }
 
+    /// Whether nobody holds a pin; where the region was released besides, its memory is gone.
     pub(crate) fn is_idle(&self, key: RegionKey) -> bool {
-        self.lock().entry(key).is_none_or(|entry| entry.pins == 0)
+        let mut slots = self.lock();
+        slots
+            .entry(key)
+            .is_none_or(|entry| entry.pins == 0 && entry.kept.is_some())
     }
 
     pub(crate) async fn idle(&self, key: RegionKey) {
@@ -271,26 +295,34 @@ impl Slots {
         let wanted = range(memory);
         let found = self.slots.iter().position(|slot| {
             slot.entry.as_ref().is_some_and(|entry| {
-                let other = range(&entry.kept.memory);
-                (memory.is_writable() || entry.kept.memory.is_writable())
-                    && entry.device == device
-                    && other.start < wanted.end
-                    && wanted.start < other.end
+                entry.kept.as_ref().is_some_and(|Kept { memory: other, .. }| {
+                    let found = range(other);
+                    (memory.is_writable() || other.is_writable())
+                        && entry.device == device
+                        && found.start < wanted.end
+                        && wanted.start < found.end
+                })
             })
         });
         found.map(|index| index as u64)
     }
 
-    /// Takes the memory out if nobody may touch it any more.
-    fn reclaim(&mut self, key: RegionKey) -> Option<Kept> {
+    /// Takes the memory out, once, if nobody may touch it any more. Its number is kept until [`Slots::vacate`].
+    fn take(&mut self, key: RegionKey) -> Option<Kept> {
         let entry = self.entry(key)?;
         if !entry.released || entry.pins > 0 {
             return None;
         }
-        let index = usize::try_from(key.region).ok()?;
-        self.free.push(index);
-        let kept = self.slots[index].entry.take()?.kept;
+        let kept = entry.kept.take()?;
         self.writable -= u64::from(kept.memory.is_writable());
         Some(kept)
+    }
+
+    /// The memory is gone: the number may be used again.
+    fn vacate(&mut self, key: RegionKey) {
+        if let Ok(index) = usize::try_from(key.region) {
+            self.slots[index].entry = None;
+            self.free.push(index);
+        }
     }
 }

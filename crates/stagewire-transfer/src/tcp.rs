@@ -190,6 +190,9 @@ impl TcpPinned {
             {
                 return link.peer_lost();
             }
+            LaneFault::Open(ConnectError::Full { peer, what, held, most }) => {
+                return TransferError::Full { peer, what, held, most };
+            }
             LaneFault::Open(error) => {
                 let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
                 return backend(format!("no data connection: {error}{cause}"));
@@ -200,6 +203,7 @@ impl TcpPinned {
             ReceiveError::Refused(Refusal::NotHeld) => TransferError::Released { peer, region },
             ReceiveError::Refused(Refusal::ReadOnly) => TransferError::ReadOnly { peer, region },
             ReceiveError::Refused(Refusal::Corrupt { at }) => TransferError::Corrupt { peer, region, at },
+            ReceiveError::Refused(Refusal::TooSlow { after }) => TransferError::TooSlow { peer, region, after },
             ReceiveError::Refused(Refusal::Memory) => backend("the owner has no memory to receive it".to_owned()),
             ReceiveError::Refused(Refusal::Bounds) => {
                 backend("the owner says that the records leave the region".to_owned())

@@ -17,7 +17,7 @@ use stagewire_core::Peer;
 
 pub(crate) use channel::Channel;
 pub(crate) use frames::{
-    Address, Challenge, Hello, Kind, NetworkAddress, Place, Refusal, Reply, Request, Role, Welcome,
+    Address, Challenge, Full, Hello, Kind, NetworkAddress, Place, Refusal, Reply, Request, Role, Scarce, Welcome,
 };
 pub(crate) use socket::{Received, Socket};
 #[cfg(feature = "fuzzing")]

@@ -127,9 +127,14 @@ impl Extent {
         self.range.as_ptr()
     }
 
+    /// Whether an [`ExtentWriter`] may still change bytes.
+    pub(crate) fn is_open(&self) -> bool {
+        self.range.open.load(Ordering::Acquire)
+    }
+
     /// The bytes, unless an [`ExtentWriter`] may still change them.
     pub fn bytes(&self) -> Option<&[u8]> {
-        if self.range.open.load(Ordering::Acquire) {
+        if self.is_open() {
             return None;
         }
         // SAFETY: mapped and initialised as in `ExtentMut::deref`. There is no writer, and none can come back: a writer

@@ -62,6 +62,13 @@ pub enum ConnectError {
         pid: u32,
         reason: String,
     },
+    #[error("peer {peer} has {held} {what} and takes {most} at most: close some, or raise its `NetworkLimits`")]
+    Full {
+        peer: Incarnation,
+        what: &'static str,
+        held: u64,
+        most: u64,
+    },
     #[error("peer {peer} did not answer within {after:?}")]
     Deadline { peer: Incarnation, after: Duration },
     #[error("cannot {what} for peer {peer}")]
@@ -85,6 +92,7 @@ impl Classify for ConnectError {
             }
             Self::User { .. } | Self::Forbidden { .. } => ErrorClass::Denied,
             Self::Token { .. } => ErrorClass::Unauthenticated,
+            Self::Full { .. } => ErrorClass::Exhausted,
             Self::Deadline { .. } => ErrorClass::Deadline,
         }
     }
@@ -101,6 +109,7 @@ impl Classify for ConnectError {
             Self::User { .. } => "connect.user",
             Self::Token { .. } => "connect.token",
             Self::Refused { .. } => "connect.refused",
+            Self::Full { .. } => "connect.full",
             Self::Forbidden { .. } => "cma.forbidden",
             Self::Deadline { .. } => "connect.deadline",
             Self::Io { .. } => "connect.io",

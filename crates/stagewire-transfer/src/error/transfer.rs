@@ -82,6 +82,22 @@ pub enum TransferError {
         "{transport} moves host memory only, this is on {device}; nixl and mooncake-engine reach devices, or copy it to the host"
     )]
     Device { transport: &'static str, device: Device },
+    #[error("peer {peer} has {held} {what} and takes {most} at most: let go of some, or raise its `NetworkLimits`")]
+    Full {
+        peer: Incarnation,
+        what: &'static str,
+        held: u64,
+        most: u64,
+    },
+    #[error(
+        "peer {peer} gave a push into region {region} up after {after:?}: from its turn on, it gets 10 s and another one \
+         for each 4 MiB; nothing was written"
+    )]
+    TooSlow {
+        peer: Incarnation,
+        region: u64,
+        after: Duration,
+    },
     #[error("two records of the batch write destination byte {byte}")]
     Overlap { byte: u64 },
     #[error("the batch has {rows} rows, at most {max} are allowed; use several batches, or fewer, wider rows")]
@@ -139,7 +155,8 @@ impl Classify for TransferError {
             | Self::InDoubt { .. }
             | Self::Backend { .. }
             | Self::EngineStuck { .. } => ErrorClass::Unavailable,
-            Self::Deadline { .. } => ErrorClass::Deadline,
+            Self::Full { .. } => ErrorClass::Exhausted,
+            Self::Deadline { .. } | Self::TooSlow { .. } => ErrorClass::Deadline,
             Self::UnknownRegion { .. } | Self::Released { .. } | Self::Generation { .. } => ErrorClass::NotFound,
             Self::Capability { .. } | Self::ReadOnly { .. } => ErrorClass::Denied,
             Self::Length { .. } | Self::Transport { .. } | Self::Overlap { .. } | Self::TooManyRows { .. } => {
@@ -170,6 +187,8 @@ impl Classify for TransferError {
             Self::Device { .. } => "transfer.device",
             Self::Backend { .. } => "transfer.backend",
             Self::EngineStuck { .. } => "transfer.engine_stuck",
+            Self::Full { .. } => "transfer.full",
+            Self::TooSlow { .. } => "transfer.too_slow",
             Self::Overlap { .. } => "transfer.overlap",
             Self::TooManyRows { .. } => "transfer.too_many_rows",
             Self::Target(error) => error.reason(),
@@ -181,7 +200,7 @@ impl Classify for TransferError {
 
     fn details(&self) -> BTreeMap<String, String> {
         let (peer, region) = match self {
-            Self::PeerLost { peer, .. } | Self::EngineStuck { peer, .. } => (peer, None),
+            Self::PeerLost { peer, .. } | Self::EngineStuck { peer, .. } | Self::Full { peer, .. } => (peer, None),
             Self::Deadline { peer, region, .. }
             | Self::UnknownRegion { peer, region }
             | Self::Released { peer, region }
@@ -195,6 +214,7 @@ impl Classify for TransferError {
             | Self::Digest { peer, region, .. }
             | Self::Corrupt { peer, region, .. }
             | Self::Backend { peer, region, .. }
+            | Self::TooSlow { peer, region, .. }
             | Self::Io { peer, region, .. } => (peer, Some(region)),
             _ => return BTreeMap::new(),
         };

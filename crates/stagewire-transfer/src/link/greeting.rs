@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use stagewire_core::{Incarnation, ProcessRef};
 
 use crate::ConnectError;
-use crate::wire::{self, Welcome, WireError};
+use crate::wire::{self, Full, Welcome, WireError};
 
 /// How a peer is gone that says nothing.
 pub(crate) const NO_ANSWER: &str = "it closed the connection instead of an answer to the greeting";
@@ -50,5 +50,9 @@ pub(crate) fn judge(peer: Incarnation, at: &str, frame: &[u8]) -> Result<Welcome
         }),
         Welcome::Token { problem } => Err(ConnectError::Token { peer, problem }),
         Welcome::Refused { problem } => Err(ConnectError::Refused { peer, problem }),
+        Welcome::Full(Full { what, held, most }) => {
+            let what = what.name();
+            Err(ConnectError::Full { peer, what, held, most })
+        }
     }
 }

@@ -5,7 +5,7 @@ use stagewire_core::RegionRef;
 use tokio::sync::oneshot;
 
 use super::{Link, PeerSegment, Waiting};
-use crate::wire::{self, Kind, Place, Refusal, Request};
+use crate::wire::{self, Full, Kind, Place, Refusal, Request};
 use crate::{TransferError, TransferOptions};
 
 /// A pin at the peer; ends when dropped.
@@ -115,6 +115,10 @@ impl Link {
                 what: "pin",
                 problem,
             },
+            Refusal::Full(Full { what, held, most }) => {
+                let what = what.name();
+                TransferError::Full { peer, what, held, most }
+            }
             Refusal::Registered { kind: registered } => TransferError::Transport {
                 peer,
                 region,

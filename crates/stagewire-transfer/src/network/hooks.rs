@@ -55,7 +55,6 @@ pub(crate) trait LaneServer: Send + Sync + 'static {
 #[derive(Default)]
 pub(crate) struct Hooks {
     placers: [OnceLock<Arc<dyn Placer>>; Kind::COUNT],
-    lanes: OnceLock<Arc<dyn LaneServer>>,
 }
 
 impl Hooks {
@@ -70,13 +69,5 @@ impl Hooks {
 
     pub(crate) fn placers(&self) -> impl Iterator<Item = &Arc<dyn Placer>> {
         self.placers.iter().filter_map(OnceLock::get)
-    }
-
-    pub(crate) fn set_lanes(&self, lanes: Arc<dyn LaneServer>) -> bool {
-        self.lanes.set(lanes).is_ok()
-    }
-
-    pub(crate) fn lanes(&self) -> Option<&Arc<dyn LaneServer>> {
-        self.lanes.get()
     }
 }

@@ -1,6 +1,6 @@
 //! The owner's side: who may connect over TCP, and for what.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -8,7 +8,8 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::dial::prepare;
-use super::session::{Session, Sessions};
+use super::hooks::LaneServer;
+use super::session::{Caller, Known, Lane, Sessions};
 use super::token::Key;
 use super::ungreeted::{Candidate, Ungreeted};
 use crate::host::{Connection, Shared, stopped};
@@ -26,7 +27,9 @@ pub(super) struct Listening {
     pub(super) shared: Arc<Shared>,
     pub(super) host: String,
     pub(super) key: Option<Key>,
-    pub(super) sessions: Sessions,
+    pub(super) sessions: Arc<Sessions>,
+    /// Whoever serves data connections, once somebody does.
+    pub(super) lanes: OnceLock<Arc<dyn LaneServer>>,
     pub(super) stop: watch::Receiver<bool>,
 }
 
@@ -61,8 +64,8 @@ pub(super) async fn accept(listener: TcpListener, listening: Arc<Listening>) {
 
 /// A peer that may come in.
 enum Guest {
-    Reader(Option<ProcessWatch>),
-    Lane(Arc<Session>),
+    Reader(Option<ProcessWatch>, Known),
+    Lane(Lane),
 }
 
 impl Listening {
@@ -85,31 +88,28 @@ impl Listening {
                 return Err(format!("{refused:?}"));
             }
         };
-        let (session, reader) = match guest {
-            Guest::Reader(reader) => (self.sessions.open(self.shared.table.clone()), Some(reader)),
-            Guest::Lane(session) => (session, None),
+        let session = match &guest {
+            Guest::Reader(_, known) => known.session(),
+            Guest::Lane(lane) => lane.session(),
         };
         let welcome = Welcome::Open {
             process: self.shared.process,
             canary: (0, 0),
             session: session.id(),
         };
-        let sent = send(&stream, &wire::encode_versioned(&welcome)).await;
-        if sent.is_err() || !candidate.greeted() {
-            if reader.is_some() {
-                self.sessions.close(&session);
-            }
-            return sent;
+        send(&stream, &wire::encode_versioned(&welcome)).await?;
+        if !candidate.greeted() {
+            return Ok(());
         }
         let listening = self.clone();
-        match reader {
-            Some(reader) => {
+        match guest {
+            Guest::Reader(reader, known) => {
                 stream.greeted().map_err(|error| error.to_string())?;
-                tokio::spawn(listening.serve_reader(stream, reader, session));
+                tokio::spawn(listening.serve_reader(stream, reader, known));
             }
-            None => {
+            Guest::Lane(lane) => {
                 let socket = stream.into_socket().map_err(|error| error.to_string())?;
-                tokio::spawn(listening.serve_lane(socket, session));
+                tokio::spawn(listening.serve_lane(socket, lane));
             }
         }
         Ok(())
@@ -136,29 +136,30 @@ impl Listening {
         }
         if let Role::Lane { session } = hello.role {
             let session = self.sessions.find(session);
-            let session = session.filter(|_| self.shared.hooks.lanes().is_some());
+            let session = session.filter(|_| self.lanes.get().is_some());
             let unknown = || refused("it knows no such session, or serves no lanes".to_owned());
-            return session.map(Guest::Lane).ok_or_else(unknown);
+            let lane = Lane::of(session.ok_or_else(unknown)?);
+            return lane.map(Guest::Lane).map_err(Welcome::Full);
         }
-        if hello.host != self.host {
-            return Ok(Guest::Reader(None));
-        }
-        let watch = ProcessWatch::open(hello.process).map_err(|error| refused(error.to_string()))?;
-        Ok(Guest::Reader(Some(watch)))
+        let Hello { host, process, .. } = hello;
+        let watch = (host == self.host).then(|| ProcessWatch::open(process)).transpose();
+        let watch = watch.map_err(|error| refused(error.to_string()))?;
+        let known = self.sessions.open(self.shared.table.clone(), Caller { host, process });
+        Ok(Guest::Reader(watch, known.map_err(Welcome::Full)?))
     }
 
-    async fn serve_reader(self: Arc<Self>, stream: Stream, reader: Option<ProcessWatch>, session: Arc<Session>) {
+    async fn serve_reader(self: Arc<Self>, stream: Stream, reader: Option<ProcessWatch>, known: Known) {
         let channel = Channel::Tcp(stream);
-        let connection = Connection::new(self.shared.clone(), channel, reader, session.clone());
+        let connection = Connection::new(self.shared.clone(), channel, reader, known.session().clone());
         connection.serve(self.stop.clone()).await;
-        self.sessions.close(&session);
+        drop(known);
     }
 
-    async fn serve_lane(self: Arc<Self>, socket: TcpStream, session: Arc<Session>) {
-        let Some(lanes) = self.shared.hooks.lanes() else {
+    async fn serve_lane(self: Arc<Self>, socket: TcpStream, lane: Lane) {
+        let Some(lanes) = self.lanes.get() else {
             return;
         };
-        let mut stop = self.stop.clone();
+        let (mut stop, session) = (self.stop.clone(), lane.session());
         tokio::select! {
             () = lanes.serve(socket, session.clone()) => {}
             () = session.over() => {}

@@ -139,6 +139,22 @@ fn whoever_waits_for_the_last_pin_is_woken() {
 }
 
 #[test]
+fn a_released_region_is_idle_only_when_its_memory_is_gone() {
+    model(|| {
+        let (table, page) = (Arc::new(Table::default()), Page::new());
+        let reference = table.register(page.registration(64)).expect("open");
+        let mut pins = Pins::new(table.clone(), 0);
+        let granted = pins.pin(Kind::Cma, key(&reference), &reference.capability);
+        let pin = granted.map(|hold| hold.pin()).expect("not released");
+        let ending = spawn(move || drop(pins.unpin(pin)));
+        table.release(key(&reference));
+        loom::future::block_on(table.idle(key(&reference)));
+        assert!(page.is_given_back(), "idle before the memory was given back");
+        ending.join().expect("the ending thread");
+    });
+}
+
+#[test]
 fn a_table_that_closes_takes_nothing_in_any_more() {
     model(|| {
         let (table, page) = (Arc::new(Table::default()), Page::new());

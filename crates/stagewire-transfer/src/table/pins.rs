@@ -46,6 +46,11 @@ impl Hold {
         self.kind
     }
 
+    /// Whether bytes of it may be written meanwhile.
+    pub(crate) fn may_change(&self) -> bool {
+        self.memory.may_change() || self.place.table.is_open(self.place.key)
+    }
+
     /// The memory, no longer than this.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
@@ -93,6 +98,10 @@ impl Pins {
         });
         self.held.insert(pin, hold.clone());
         Ok(hold)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.held.len()
     }
 
     pub(crate) fn get(&self, pin: u64) -> Option<&Arc<Hold>> {

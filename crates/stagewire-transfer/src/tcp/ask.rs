@@ -14,7 +14,7 @@ use super::receive::{ReceiveError, receive};
 use super::rows::{Rows, Run};
 use super::send::{Base, Framing, Source, send};
 use super::serve::{receive_head, send_head};
-use super::vectors::{Turns, Vectors};
+use super::vectors::Vectors;
 
 /// Records of one request at most.
 pub(crate) const MAX_RECORDS: usize = MAX_RUNS as usize;
@@ -85,7 +85,7 @@ pub(crate) async unsafe fn pull(
         digest: wish.digest,
     };
     // SAFETY: the rows were checked against the memory; for the rest the caller vouches.
-    unsafe { receive(&lane.stream, framing, local.base, &rows, Turns::default()).await }
+    unsafe { receive(&lane.stream, framing, local.base, &rows).await }
 }
 
 /// Pushes all parts of a batch, and has the owner put them in place when all have arrived. From the moment when it is
@@ -136,7 +136,9 @@ pub(crate) async unsafe fn push(
             changes: local.changes,
         };
         // SAFETY: the rows were checked against the memory; for the rest the caller vouches.
-        unsafe { send(stream, framing, pace, source, &rows).await? };
+        if let Err(error) = unsafe { send(stream, framing, pace, source, &rows).await } {
+            return Err(why(stream, transfer, error).await);
+        }
         expect(stream, transfer, FrameKind::Staged).await?;
     }
     asked.store(true, Ordering::Relaxed);
@@ -159,7 +161,7 @@ fn rows(runs: impl IntoIterator<Item = Run>, len: u64) -> Result<Rows, ReceiveEr
 
 /// Receives the head that is due.
 async fn expect(stream: &TcpStream, transfer: u64, kind: FrameKind) -> Result<Head, ReceiveError> {
-    let found = receive_head(stream, Turns::default()).await?;
+    let found = receive_head(stream).await?;
     if found.transfer == transfer && found.kind == kind {
         return Ok(found);
     }
@@ -173,6 +175,14 @@ async fn expect(stream: &TcpStream, transfer: u64, kind: FrameKind) -> Result<He
         ..found
     };
     Err(ReceiveError::Unexpected { expected, found })
+}
+
+/// Why a lane was closed in the middle of a push: the owner may have said it before.
+async fn why(stream: &TcpStream, transfer: u64, error: io::Error) -> ReceiveError {
+    match expect(stream, transfer, FrameKind::Staged).await {
+        Err(refused @ ReceiveError::Refused(_)) => refused,
+        _ => error.into(),
+    }
 }
 
 async fn send_request(stream: &TcpStream, request: &Request, runs: &[Run]) -> io::Result<()> {

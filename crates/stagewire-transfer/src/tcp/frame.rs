@@ -17,6 +17,8 @@
 //! Digests are XXH3 (64 bits). A request carries one over all of it, a head without payload one over itself, always. A
 //! data frame carries one over head and payload, unless both sides do without.
 
+use std::time::Duration;
+
 use twox_hash::XxHash3_64;
 
 use super::rows::Run;
@@ -110,7 +112,7 @@ pub(crate) struct Head {
 pub(crate) enum Refusal {
     /// This session has no such pin.
     NotHeld,
-    /// A run leaves the region, or a push writes bytes of it twice.
+    /// A run leaves the region, or a push has more bytes than it.
     Bounds,
     /// The region was registered for reading only.
     ReadOnly,
@@ -118,6 +120,8 @@ pub(crate) enum Refusal {
     Corrupt { at: u64 },
     /// There is no memory to stage a push.
     Memory,
+    /// A push had not arrived after so long, in whole milliseconds.
+    TooSlow { after: Duration },
 }
 
 /// Why bytes are no request, or no head that belongs here.
@@ -305,6 +309,7 @@ impl Refusal {
             Self::ReadOnly => 3,
             Self::Corrupt { at } => 4 | at << 8,
             Self::Memory => 5,
+            Self::TooSlow { after } => 6 | u64::try_from(after.as_millis()).unwrap_or(u64::MAX) << 8,
         }
     }
 
@@ -315,6 +320,9 @@ impl Refusal {
             (3, 0) => Self::ReadOnly,
             (4, at) => Self::Corrupt { at },
             (5, 0) => Self::Memory,
+            (6, millis) => Self::TooSlow {
+                after: Duration::from_millis(millis),
+            },
             _ => return Err(FrameError::Refusal(detail)),
         })
     }

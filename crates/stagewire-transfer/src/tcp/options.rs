@@ -26,7 +26,10 @@ pub struct TcpOptions {
     /// processes of one host it is `reno` where that is allowed, because nothing is congested there: measured, 1.7 times
     /// as fast as `bbr`.
     pub congestion: Option<String>,
-    /// Memory for pushes that have arrived in part. More wait; a larger one goes alone.
+    /// Memory for pushes that have arrived in part, of which those of one peer get a quarter at most. More wait. One that
+    /// is larger than that quarter goes beside them, one such at a time. From its turn on, a push gets 10 s and one more
+    /// for each 4 MiB; if it has not arrived by then, it fails with
+    /// [`TransferError::TooSlow`](crate::TransferError::TooSlow).
     pub staging: ByteCount,
     /// Transfers of so many bytes and more use several data connections. `None` means 16 MiB between hosts, and never
     /// on one host, where one connection is as fast.

@@ -41,10 +41,9 @@ pub(crate) async unsafe fn receive(
     mut framing: Framing,
     base: Base,
     rows: &Rows,
-    mut turns: Turns,
 ) -> Result<(), ReceiveError> {
     let total = rows.bytes();
-    let (mut vectors, mut gathered) = (Vectors::default(), Vec::new());
+    let (mut vectors, mut gathered, mut turns) = (Vectors::default(), Vec::new(), Turns::default());
     let mut corrupt = None;
     let (mut heads, mut behind) = ([[0_u8; HEAD]; 2], 0_u8);
     let (mut cursor, mut at) = (Cursor::default(), 0);

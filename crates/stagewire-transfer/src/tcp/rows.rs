@@ -46,11 +46,6 @@ impl Run {
         last.checked_add(self.width)?.checked_add(self.offset)
     }
 
-    /// Whether a byte is in several rows.
-    pub(crate) fn overlaps_itself(&self) -> bool {
-        self.rows > 1 && self.pitch < self.width
-    }
-
     /// The same bytes in as few rows as possible.
     fn merged(self) -> Self {
         if self.rows > 1 && self.pitch == self.width {

@@ -55,7 +55,7 @@ impl Base {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source {
     pub(crate) base: Base,
-    /// Whether peers may write it meanwhile. Then the payload of a frame with a digest is a copy, of which both are made.
+    /// Whether it may be written meanwhile. Then the payload of a frame with a digest is a copy, of which both are made.
     pub(crate) changes: bool,
 }
 

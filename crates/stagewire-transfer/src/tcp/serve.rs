@@ -5,6 +5,7 @@ mod stage;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use stagewire_core::Device;
@@ -63,7 +64,7 @@ impl LaneServer for Server {
                 Err(LaneError::Io(error) | LaneError::Receive(ReceiveError::Io(error))) => {
                     tracing::debug!(%error, "a lane broke off");
                 }
-                Err(problem) => tracing::warn!(%problem, "a lane is closed, because its peer breaks the protocol"),
+                Err(problem) => tracing::warn!(%problem, "a lane is closed"),
             }
         })
     }
@@ -80,6 +81,8 @@ pub(crate) enum LaneError {
     Receive(ReceiveError),
     #[error("it sends {found:?} where {due} was due")]
     Due { found: Head, due: &'static str },
+    #[error("its push of {bytes} bytes had not arrived after {after:?}")]
+    TooSlow { bytes: u64, after: Duration },
 }
 
 /// Serves one transfer after the other until the peer closes the lane.
@@ -91,7 +94,7 @@ pub(crate) enum LaneError {
 /// The lane is of no further use. Pushes that were to be applied are applied all the same.
 pub(crate) async fn serve(stream: &TcpStream, service: &Service, session: &Session) -> Result<(), LaneError> {
     let mut inbox = Inbox::default();
-    while let Some((request, runs)) = inbox.request(stream, Turns::default()).await? {
+    while let Some((request, runs)) = inbox.request(stream).await? {
         match request.direction {
             Direction::Pull => pull(stream, service, session, &request, runs).await?,
             Direction::Push => stage::push(stream, service, session, &mut inbox, request, runs).await?,
@@ -120,7 +123,7 @@ async fn pull(
     };
     let source = Source {
         base: Base(hold.memory().as_ptr()),
-        changes: hold.memory().is_writable(),
+        changes: hold.may_change(),
     };
     // SAFETY: the rows were checked against the memory, which is held until the end of this function.
     unsafe { send(stream, framing, &service.pace, source, &rows).await? };
@@ -163,9 +166,9 @@ pub(crate) async fn send_head(stream: &TcpStream, head: &Head) -> io::Result<()>
 ///
 /// # Cancel safety
 /// The stream is of no further use.
-pub(crate) async fn receive_head(stream: &TcpStream, mut turns: Turns) -> Result<Head, ReceiveError> {
+pub(crate) async fn receive_head(stream: &TcpStream) -> Result<Head, ReceiveError> {
     let mut encoded = [0; HEAD];
-    let mut vectors = Vectors::default();
+    let (mut vectors, mut turns) = (Vectors::default(), Turns::default());
     // SAFETY: the bytes outlive the vectors.
     unsafe { vectors.push(NonNull::from(&mut encoded).cast(), HEAD) };
     while vectors.left() > 0 {
@@ -198,12 +201,9 @@ const FIRST: usize = 2048 + REQUEST_HEAD;
 
 impl Inbox {
     /// The next request; `None` where the peer closed the lane instead.
-    async fn request(
-        &mut self,
-        stream: &TcpStream,
-        mut turns: Turns,
-    ) -> Result<Option<(Request, Vec<Run>)>, LaneError> {
+    async fn request(&mut self, stream: &TcpStream) -> Result<Option<(Request, Vec<Run>)>, LaneError> {
         self.filled = 0;
+        let mut turns = Turns::default();
         match self.fill(stream, &mut turns, REQUEST_HEAD, FIRST).await {
             Err(error) if self.filled == 0 && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             filled => filled?,

@@ -1,5 +1,7 @@
 //! Both ends of a lane over a real socket, without a network around them.
 
+mod stage;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,15 +14,14 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::ask::{self, Local, Wish};
-use super::frame::{Direction, FrameError, FrameKind, HEAD, MAX_RUNS, REQUEST_HEAD, Refusal, Request, encode_request};
+use super::frame::{Direction, FrameError, HEAD, MAX_RUNS, REQUEST_HEAD, Refusal, Request, encode_request};
 use super::pace::Pace;
 use super::parts::parts;
 use super::pool::Lane;
 use super::receive::ReceiveError;
-use super::rows::{Rows, Run};
-use super::send::{Base, Framing, Source, send};
-use super::serve::{LaneError, Service, receive_head, serve};
-use super::vectors::Turns;
+use super::rows::Run;
+use super::send::Base;
+use super::serve::{LaneError, Service, serve};
 use crate::network::Session;
 use crate::table::{RegionKey, Registration, Table};
 use crate::wire::Kind;
@@ -29,6 +30,7 @@ use crate::{Borrowed, Memory, TcpOptions, Writable};
 struct Owner {
     lane: Lane,
     writable: Writable,
+    session: Arc<Session>,
     serving: JoinHandle<Result<(), LaneError>>,
 }
 
@@ -38,20 +40,31 @@ fn bytes(seed: usize) -> Vec<u8> {
     (0..LEN).map(|at| ((at * 31 + seed) >> 3) as u8 ^ at as u8).collect()
 }
 
-/// A lane as it is after its greeting, and who serves it.
+/// An owner with little room for pushes.
+fn service(digest: bool) -> Arc<Service> {
+    Arc::new(Service::new(TcpOptions {
+        digest,
+        staging: ByteCount(1 << 20),
+        ..TcpOptions::default()
+    }))
+}
+
 async fn owner(digest: bool) -> Owner {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("bound");
-    let (connected, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
-    let (served, _) = accepted.expect("somebody connects");
+    owner_of(&service(digest)).await
+}
+
+/// A lane as it is after its greeting, and who serves it, in a session of its own.
+async fn owner_of(service: &Arc<Service>) -> Owner {
     let writable = Writable::allocate(LEN as u64).expect("memory");
     let table = Arc::new(Table::default());
     let session = Session::local(table.clone());
-    // Pin 0 is read-only, pin 1 writable.
-    for (pin, memory) in [Borrowed::from(bytes(0)).into(), Memory::from(writable.clone())]
-        .into_iter()
-        .enumerate()
-    {
+    // Pin 0 is read-only, pin 1 writable; pin 2 is being written by its owner.
+    let mut growing = vec![0; LEN];
+    let base = std::ptr::NonNull::from(growing.as_mut_slice()).cast();
+    // SAFETY: the owner keeps the Vec, which nobody touches but by this address.
+    let growing: Memory = unsafe { Borrowed::new(base, LEN, Arc::new(growing)) }.into();
+    let memories = [Borrowed::from(bytes(0)).into(), writable.clone().into(), growing];
+    for (pin, memory) in memories.into_iter().enumerate() {
         let registration = Registration {
             kind: Kind::Tcp,
             memory,
@@ -63,25 +76,29 @@ async fn owner(digest: bool) -> Owner {
             region: reference.region,
             generation: reference.generation,
         };
+        table.set_open(key, pin == 2);
         let hold = session.pin(Kind::Tcp, key, &reference.capability).expect("pinned");
-        assert_eq!(hold.pin(), pin as u64);
+        assert_eq!((hold.pin(), hold.may_change()), (pin as u64, pin > 0));
         table.release(key);
     }
-    let serving = tokio::spawn(async move {
-        let service = Service::new(TcpOptions {
-            digest,
-            staging: ByteCount(1 << 20),
-            ..TcpOptions::default()
-        });
-        let served = serve(&served, &service, &session).await;
-        drop(session.end());
-        served
-    });
+    let (lane, serving) = lane_of(service, &session).await;
     Owner {
-        lane: Lane::new(connected.expect("somebody listens")),
+        lane,
         writable,
+        session,
         serving,
     }
+}
+
+/// One more lane of a session.
+async fn lane_of(service: &Arc<Service>, session: &Arc<Session>) -> (Lane, JoinHandle<Result<(), LaneError>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let (connected, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+    let (served, _) = accepted.expect("somebody connects");
+    let (service, session) = (service.clone(), session.clone());
+    let serving = tokio::spawn(async move { serve(&served, &service, &session).await });
+    (Lane::new(connected.expect("somebody listens")), serving)
 }
 
 impl Owner {
@@ -127,6 +144,7 @@ impl Owner {
     async fn end(self) -> (Result<(), LaneError>, Vec<u8>) {
         drop(self.lane);
         let ended = timeout(Duration::from_secs(10), self.serving).await.expect("ends");
+        drop(self.session.end());
         let mut writable = self.writable;
         let written = writable.bytes().expect("nobody else holds it").to_vec();
         (ended.expect("no panic"), written)
@@ -210,108 +228,20 @@ async fn what_the_owner_refuses_leaves_the_lane_usable() {
     assert!(written.iter().all(|byte| *byte == 0), "a refused push wrote");
 }
 
-/// A push of one run, as a peer may say it that does not check what it asks for.
-fn push_request(run: Run, total: u64, more: bool) -> (Request, Vec<u8>) {
-    let request = Request {
-        direction: Direction::Push,
-        digest: false,
-        more,
-        runs: 1,
-        transfer: 7,
-        pin: 1,
-        bytes: run.width * run.rows,
-        total,
-        frame_len: 1 << 20,
-    };
-    (request, encode_request(&request, &[run]))
-}
-
-#[tokio::test]
-async fn a_push_larger_than_its_region_is_refused_before_it_takes_memory() {
-    let mut owner = owner(true).await;
-    let run = |width, rows, pitch| Run {
-        offset: 0,
-        width,
-        rows,
-        pitch,
-    };
-    let len = LEN as u64;
-    for (run, total) in [
-        (run(len, 1, len), u64::MAX),
-        (run(1, 1, 1), len + 1),
-        (run(len, 2, 0), 2 * len),
-        (run(100, 2, 99), 200),
-    ] {
-        let (_, bytes) = push_request(run, total, false);
-        owner.lane.stream.write_all(&bytes).await.expect("it listens");
-        let answer = timeout(
-            Duration::from_secs(10),
-            receive_head(&owner.lane.stream, Turns::default()),
-        );
-        let answer = answer.await.expect("an answer").expect("a head");
-        assert_eq!(
-            (answer.kind, answer.detail),
-            (FrameKind::Refused, Refusal::Bounds.detail())
-        );
-    }
-    let (source, whole) = (bytes(1), vec![Record::contiguous(0, 0, len)]);
-    owner
-        .push(1, true, &source, &[whole])
-        .await
-        .expect("nothing is in its way");
-    let (ended, written) = owner.end().await;
-    ended.expect("in order");
-    assert!(written == source);
-}
-
-#[tokio::test]
-async fn who_stands_still_between_the_requests_of_a_push_is_cut_off() {
-    let mut owner = owner(false).await;
-    let run = Run {
-        offset: 0,
-        width: 100,
-        rows: 1,
-        pitch: 100,
-    };
-    let (request, encoded) = push_request(run, 200, true);
-    owner.lane.stream.write_all(&encoded).await.expect("it listens");
-    let answer = receive_head(&owner.lane.stream, Turns::default())
-        .await
-        .expect("a head");
-    assert_eq!(answer.kind, FrameKind::Ready);
-    let framing = Framing {
-        transfer: request.transfer,
-        frame_len: request.frame_len,
-        digest: answer.digest,
-    };
-    let (bytes, rows) = ([3; 100], Rows::new([run], 100).expect("inside"));
-    let source = Source {
-        base: Base(std::ptr::NonNull::from(&bytes).cast()),
-        changes: false,
-    };
-    // SAFETY: the row lies inside the bytes.
-    let sent = unsafe { send(&owner.lane.stream, framing, &Pace::new(None), source, &rows).await };
-    sent.expect("it listens");
-    let answer = receive_head(&owner.lane.stream, Turns::default())
-        .await
-        .expect("a head");
-    assert_eq!(answer.kind, FrameKind::Staged);
-    // The clock goes on as fast as it can.
-    tokio::time::pause();
-    let ended = timeout(Duration::from_secs(300), &mut owner.serving).await;
-    let ended = ended.expect("cut off").expect("no panic");
-    assert!(
-        matches!(&ended, Err(LaneError::Io(error)) if error.kind() == std::io::ErrorKind::TimedOut),
-        "{ended:?}"
-    );
-}
-
-/// Peers may write the same memory, also while it is sent: the digest is that of what was sent.
+/// Peers may write the same memory, also while it is sent, or its owner, where the region is open: the digest is that of
+/// what was sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_changes_while_it_is_pulled_is_not_corrupt() {
+    for pin in [1, 2] {
+        pull_what_changes(pin).await;
+    }
+}
+
+async fn pull_what_changes(pin: u64) {
     let mut owner = owner(true).await;
     // The writer keeps the memory, also where this test fails.
-    let (memory, stop) = (owner.writable.clone(), Arc::new(AtomicBool::new(false)));
+    let hold = owner.session.hold(pin).expect("pinned");
+    let (memory, stop) = (hold.memory().clone(), Arc::new(AtomicBool::new(false)));
     let stopped = stop.clone();
     let writer = std::thread::spawn(move || {
         for round in 0_u8.. {
@@ -326,7 +256,7 @@ async fn memory_that_changes_while_it_is_pulled_is_not_corrupt() {
     });
     let whole = [Record::contiguous(0, 0, LEN as u64)];
     for _ in 0..20 {
-        owner.pull(1, true, &whole).await.expect("what was sent arrived");
+        owner.pull(pin, true, &whole).await.expect("what was sent arrived");
     }
     stop.store(true, Ordering::Relaxed);
     writer.join().expect("no panic");

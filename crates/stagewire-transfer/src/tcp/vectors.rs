@@ -3,12 +3,10 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::time::Duration;
 
 use libc::{c_int, iovec, msghdr};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 /// Vectors that one system call takes: `UIO_MAXIOV` of the kernel.
 pub(crate) const MAX_VECTORS: usize = 1024;
@@ -187,18 +185,9 @@ fn once(
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     in_a_row: u32,
-    patience: Option<Duration>,
 }
 
 impl Turns {
-    /// Waits at most so long for a socket to become ready, each time.
-    pub(crate) fn with_patience(patience: Duration) -> Self {
-        Self {
-            in_a_row: 0,
-            patience: Some(patience),
-        }
-    }
-
     async fn after(&mut self, stream: &TcpStream, interest: Interest, moved: Option<Moved>) -> io::Result<()> {
         match moved {
             Some(_) if self.in_a_row < CALLS_IN_A_ROW => self.in_a_row += 1,
@@ -208,10 +197,7 @@ impl Turns {
             }
             None => {
                 self.in_a_row = 0;
-                match self.patience {
-                    Some(patience) => timeout(patience, stream.ready(interest)).await??,
-                    None => stream.ready(interest).await?,
-                };
+                stream.ready(interest).await?;
             }
         }
         Ok(())

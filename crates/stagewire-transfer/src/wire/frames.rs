@@ -110,6 +110,35 @@ pub(crate) enum Welcome {
     Refused {
         problem: String,
     },
+    Full(Full),
+}
+
+/// Something of which a peer may have no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Full {
+    pub(crate) what: Scarce,
+    pub(crate) held: u64,
+    pub(crate) most: u64,
+}
+
+/// What there may be only so many of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Scarce {
+    Sessions,
+    SessionsOfProcess,
+    Lanes,
+    Pins,
+}
+
+impl Scarce {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Sessions => "control connections",
+            Self::SessionsOfProcess => "control connections of this process",
+            Self::Lanes => "data connections of this process",
+            Self::Pins => "pins of this process",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -198,4 +227,5 @@ pub(crate) enum Refusal {
     Backend {
         problem: String,
     },
+    Full(Full),
 }

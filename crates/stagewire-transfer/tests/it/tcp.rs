@@ -1,6 +1,7 @@
 //! `tcp` between nodes of this machine: conformance, what it adds to it, and its faults.
 
 mod late;
+mod limits;
 mod options;
 mod proxy;
 mod races;

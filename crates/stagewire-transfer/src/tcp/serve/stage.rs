@@ -1,13 +1,17 @@
 //! Pushes: what arrives waits in memory of its own until whoever pushes says that it still wants it.
 
+mod room;
+
 use std::io;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::ByteCount;
+use futures::FutureExt;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+pub(super) use room::Staging;
 
 use super::{Inbox, LaneError, Service, held, receive_head, refuse, say};
 use crate::MAX_ROWS;
@@ -18,41 +22,18 @@ use crate::tcp::frame::{Direction, FrameKind, Head, MAX_RUNS, Refusal, Request};
 use crate::tcp::receive::{ReceiveError, receive};
 use crate::tcp::rows::{Cursor, Rows, Run};
 use crate::tcp::send::{Base, Framing};
-use crate::tcp::vectors::Turns;
-
-/// Bytes that one permit stands for.
-const UNIT: u64 = 4096;
 
 /// Below, pushed bytes are copied into place at once; from there on, on a thread that may take its time.
 const INLINE_BELOW: u64 = 256 << 10;
 
-/// Who has begun a push and says nothing for so long is cut off: others may wait for the memory.
-const SILENCE: Duration = Duration::from_secs(30);
+/// How long a push may take from its turn to its last word, besides what its bytes need at [`LEAST_PACE`].
+const GRACE: Duration = Duration::from_secs(10);
 
-fn patient() -> Turns {
-    Turns::with_patience(SILENCE)
-}
+/// Bytes per second that a push brings at least. The room for its bytes is wanted by others.
+const LEAST_PACE: u64 = 4 << 20;
 
-/// The memory of all pushes that have arrived in part.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    units: u32,
-    free: Arc<Semaphore>,
-}
-
-impl Staging {
-    pub(crate) fn new(bytes: ByteCount) -> Self {
-        let units = u32::try_from(bytes.0 / UNIT).unwrap_or(u32::MAX).max(1);
-        let free = Arc::new(Semaphore::new(units as usize));
-        Self { units, free }
-    }
-
-    /// Waits for room; a push larger than all of it waits until it is alone.
-    async fn room(&self, bytes: u64) -> OwnedSemaphorePermit {
-        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.units);
-        let permit = self.free.clone().acquire_many_owned(units).await;
-        permit.expect("the semaphore is never closed")
-    }
+fn allowed(bytes: u64) -> Duration {
+    GRACE.saturating_add(Duration::from_micros(bytes.saturating_mul(1_000_000) / LEAST_PACE))
 }
 
 /// One request of a push that has arrived.
@@ -90,7 +71,7 @@ pub(super) async fn push(
     first: Request,
     runs: Vec<Run>,
 ) -> Result<(), LaneError> {
-    let transfer = first.transfer;
+    let (transfer, bytes) = (first.transfer, first.total);
     let hold = match writable(session, &first) {
         Ok(hold) => hold,
         Err(refusal) => return refuse(stream, transfer, refusal).await,
@@ -98,31 +79,59 @@ pub(super) async fn push(
     let mut byte = [0];
     let _room = tokio::select! {
         biased;
-        room = service.staging.room(first.total) => room,
+        room = service.staging.room(session, bytes) => room,
         // Whoever pushes has nothing to say now. So it is gone, or makes a mistake, which is found when it is read.
         gone = stream.peek(&mut byte) => {
             gone?;
-            let found = receive_head(stream, patient()).await.map_err(LaneError::Receive)?;
-            return Err(LaneError::Due { found, due: "nothing" });
+            let found = timeout(GRACE, receive_head(stream)).await.map_err(io::Error::from)?;
+            return Err(LaneError::Due { found: found.map_err(LaneError::Receive)?, due: "nothing" });
         }
     };
+    let after = allowed(bytes);
+    let staged = match timeout(after, gather(stream, service, &hold, inbox, first, runs)).await {
+        Ok(staged) => staged?,
+        Err(_) => {
+            // If it listens at all.
+            let _ = refuse(stream, transfer, Refusal::TooSlow { after }).now_or_never();
+            return Err(LaneError::TooSlow { bytes, after });
+        }
+    };
+    match staged {
+        Ok(staged) => {
+            apply(staged, bytes).await?;
+            say(stream, transfer, FrameKind::Applied, false, 0).await
+        }
+        Err(refusal) => refuse(stream, transfer, refusal).await,
+    }
+}
+
+/// Receives all requests of a push, and the word that they are still wanted.
+async fn gather(
+    stream: &TcpStream,
+    service: &Service,
+    hold: &Arc<Hold>,
+    inbox: &mut Inbox,
+    first: Request,
+    runs: Vec<Run>,
+) -> Result<Result<Vec<Staged>, Refusal>, LaneError> {
+    let transfer = first.transfer;
     let (mut staged, mut request, mut runs, mut left) = (Vec::new(), first, runs, first.total);
     loop {
         // Room is taken for the bytes alone: a push of as many rows as are allowed needs no more requests than this.
         if request.bytes == 0 || staged.len() as u64 * u64::from(MAX_RUNS) > MAX_ROWS {
-            return refuse(stream, transfer, Refusal::Bounds).await;
+            return Ok(Err(Refusal::Bounds));
         }
-        match stage(stream, service, &hold, &request, runs).await? {
+        match stage(stream, service, hold, &request, runs).await? {
             Ok(part) => staged.push(part),
-            Err(refusal) => return refuse(stream, transfer, refusal).await,
+            Err(refusal) => return Ok(Err(refusal)),
         }
         say(stream, transfer, FrameKind::Staged, false, 0).await?;
         left = left.saturating_sub(request.bytes);
         if !request.more {
             break;
         }
-        let Some((next, next_runs)) = inbox.request(stream, patient()).await? else {
-            return Ok(());
+        let Some((next, next_runs)) = inbox.request(stream).await? else {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         };
         let same = next.direction == Direction::Push && next.transfer == transfer && next.pin == first.pin;
         let same = same && next.bytes <= left;
@@ -141,21 +150,21 @@ pub(super) async fn push(
         }
         (request, runs) = (next, next_runs);
     }
-    match receive_head(stream, patient()).await {
-        Ok(Head {
+    match receive_head(stream).await.map_err(LaneError::Receive)? {
+        Head {
             kind: FrameKind::Apply,
             transfer: this,
             ..
-        }) if this == transfer => {}
-        Ok(found) => return Err(LaneError::Due { found, due: "Apply" }),
-        Err(error) => return Err(LaneError::Receive(error)),
+        } if this == transfer => Ok(Ok(staged)),
+        found => Err(LaneError::Due { found, due: "Apply" }),
     }
-    apply(staged, first.total).await?;
-    say(stream, transfer, FrameKind::Applied, false, 0).await
 }
 
-/// The region that a push is for, if it may write so much there. No byte is written twice, so that a push is not larger
-/// than its region.
+/// The region that a push is for, if it may write so much there.
+///
+/// A push of more bytes than its region has would take memory for nothing. Whether its rows overlap nobody asks: who
+/// pushes may write the region as often as it likes, and its rows are put in place one after the other, as if each were
+/// a push of its own.
 fn writable(session: &Session, first: &Request) -> Result<Arc<Hold>, Refusal> {
     let hold = held(session, first.pin).ok_or(Refusal::NotHeld)?;
     if !hold.memory().is_writable() {
@@ -176,9 +185,6 @@ async fn stage(
     runs: Vec<Run>,
 ) -> Result<Result<Staged, Refusal>, LaneError> {
     let hold = hold.clone();
-    if runs.iter().any(Run::overlaps_itself) {
-        return Ok(Err(Refusal::Bounds));
-    }
     let Some(rows) = Rows::new(runs, hold.memory().len()) else {
         return Ok(Err(Refusal::Bounds));
     };
@@ -199,7 +205,7 @@ async fn stage(
     };
     say(stream, request.transfer, FrameKind::Ready, framing.digest, 0).await?;
     // SAFETY: the buffer has so many bytes, and nobody else has it.
-    let received = unsafe { receive(stream, framing, Base(bytes.as_ptr()), &whole, patient()).await };
+    let received = unsafe { receive(stream, framing, Base(bytes.as_ptr()), &whole).await };
     match received {
         Ok(()) => Ok(Ok(Staged { hold, rows, bytes })),
         Err(ReceiveError::Corrupt { at, .. }) => Ok(Err(Refusal::Corrupt { at })),
@@ -208,7 +214,7 @@ async fn stage(
     }
 }
 
-/// Puts all parts in place, also when nobody waits for it any more.
+/// Puts all parts in place, in order, also when nobody waits for it any more.
 ///
 /// # Errors
 /// Where the runtime ends before it is known to be done.
