@@ -1,6 +1,7 @@
 mod access;
 mod advance;
 mod error;
+mod flight;
 mod view;
 
 use std::fmt;
@@ -8,14 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Handle, Handover, Timestamp};
+use stagewire_core::{ByteCount, Handle, Handover};
 use stagewire_transfer::Target;
 
 use crate::Stop;
 use crate::connector::Shared;
-use crate::link::Call;
+use crate::link::Watching;
 use crate::wire::State;
-use access::{Access, Pull};
+use access::{Access, Room, Way};
+use flight::{Flight, Landed};
 
 pub use error::{ConsumeError, Place};
 pub use view::{Chunk, ChunkView, Fetched, ViewMemory};
@@ -57,18 +59,23 @@ pub(crate) trait Observer: Send + Sync {
 pub struct Consumer {
     shared: Arc<Shared>,
     handle: Arc<Handle>,
-    destinations: Option<Vec<Arc<Target>>>,
-    private: bool,
+    way: Way,
+    /// One per tensor.
+    rooms: Vec<Room>,
     deadline: Option<Duration>,
     stop: Option<Stop>,
     observer: Option<Arc<dyn Observer>>,
     _counted: Counted,
-    call: Option<Call>,
+    watching: Option<Watching>,
     /// What the holder said last.
     state: State,
-    access: Option<Access>,
-    /// The pull of chunk `next`, and when it began.
-    pull: Option<(Pull, Timestamp)>,
+    access: Option<Arc<Access>>,
+    /// The pull of chunk `next`, or of those after it while that one is in use.
+    flight: Option<Flight>,
+    /// What came last.
+    landed: Landed,
+    /// Nobody looks at a chunk before the last has come.
+    whole: bool,
     next: u32,
     done: bool,
 }
@@ -117,20 +124,29 @@ impl Consumer {
                 }
             }
         }
+        let (way, rooms) = match options.destinations {
+            Some(targets) => (Way::Copied, targets.into_iter().map(Room::of).collect()),
+            None => {
+                let way = if options.private { Way::Copied } else { Way::Mapped };
+                (way, handle.manifest.tensors().map(|_| Room::default()).collect())
+            }
+        };
         let counted = Counted::new(shared.consumers());
         let consumer = Self {
             shared,
             handle: Arc::new(handle),
-            destinations: options.destinations,
-            private: options.private,
+            way,
+            rooms,
             deadline: options.deadline,
             stop: options.stop,
             observer: None,
             _counted: counted,
-            call: None,
+            watching: None,
             state: State::default(),
             access: None,
-            pull: None,
+            flight: None,
+            landed: Landed::default(),
+            whole: false,
             next: 0,
             done: false,
         };
@@ -188,7 +204,7 @@ impl Consumer {
         ) {
             // No chunk will come any more; whoever keeps this consumer must not keep the producer's memory.
             self.access = None;
-            self.pull = None;
+            self.flight = None;
         }
         if let Some(observer) = &self.observer {
             match &result {
@@ -209,6 +225,7 @@ impl Consumer {
     /// Safe: the chunks that came stay with the consumer; only their [`Handover`]s are lost.
     pub async fn fetch_all(&mut self) -> Result<Fetched, ConsumeError> {
         let mut handovers = Vec::new();
+        self.whole = true;
         while self.next < self.handle.manifest.chunks() {
             if let Some(chunk) = self.next().await? {
                 handovers.push(chunk.handover);
@@ -244,7 +261,7 @@ impl Consumer {
     /// Lets go of the memory without being done: what was read is somewhere else by now.
     pub(crate) fn let_go(&mut self) {
         self.access = None;
-        self.pull = None;
-        self.destinations = None;
+        self.flight = None;
+        self.rooms.clear();
     }
 }

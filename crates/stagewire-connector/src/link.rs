@@ -1,6 +1,7 @@
 //! The consumer's side of the payload socket: one connection per holder, shared by everything that reads from it.
 
 mod error;
+mod watching;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,12 +15,12 @@ use stagewire_core::{Capability, Incarnation, PayloadId, Peer};
 use stagewire_transfer::ProcessWatch;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 pub use error::LinkError;
+pub(crate) use watching::{Heard, Watching};
 
 use crate::wire::{self, Greeting, Hello, Me, Reply, Request};
 
@@ -116,7 +117,37 @@ pub(crate) struct Link {
 
 /// Where replies go, by the id of the request. `None` once the connection has ended.
 #[derive(Debug)]
-struct Routes(Mutex<Option<BTreeMap<u32, mpsc::UnboundedSender<Reply>>>>);
+struct Routes(Mutex<Option<BTreeMap<u32, Route>>>);
+
+#[derive(Debug)]
+enum Route {
+    /// Of a payload that is followed.
+    Watch(watch::Sender<Heard>),
+    /// Of a request with one answer.
+    Answer(oneshot::Sender<Reply>),
+}
+
+impl Routes {
+    /// Passes a reply on. Who asked may be gone by now.
+    fn hear(&self, reply: Reply) {
+        let mut routes = lock(&self.0);
+        let Some(routes) = routes.as_mut() else { return };
+        let id = reply.id();
+        if let Some(Route::Watch(heard)) = routes.get(&id) {
+            heard.send_modify(|heard| {
+                heard.spoken = true;
+                match reply {
+                    Reply::State { state, .. } => heard.state = state,
+                    Reply::Refused { refusal, .. } => heard.refused = Some(refusal),
+                    Reply::Finished { .. } => heard.finished = true,
+                    Reply::Stored { .. } => tracing::warn!("a holder answered to a put that nobody made"),
+                }
+            });
+        } else if let Some(Route::Answer(answer)) = routes.remove(&id) {
+            let _ = answer.send(reply);
+        }
+    }
+}
 
 /// Ends the routes when the connection's task ends, in whatever way.
 struct EndRoutes(Arc<Routes>);
@@ -201,29 +232,46 @@ impl Link {
         self.task.abort();
     }
 
-    /// Watches a payload; see [`Call::next`].
-    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability) -> Call {
-        self.call(true, |id| Request::Watch {
+    /// Follows a payload.
+    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability) -> Watching {
+        let (sender, heard) = watch::channel(Heard::default());
+        let id = self.request(Route::Watch(sender), |id| Request::Watch {
             id,
             payload,
             capability,
-        })
+        });
+        Watching::new(Arc::clone(self), id, heard)
     }
 
-    /// Sends a request whose replies go to the returned call.
-    pub(crate) fn call(self: &Arc<Self>, watches: bool, request: impl FnOnce(u32) -> Request) -> Call {
+    /// Sends a request that has one answer; `None` where the connection ends before that came.
+    pub(crate) async fn ask(self: &Arc<Self>, request: impl FnOnce(u32) -> Request) -> Option<Reply> {
+        let (sender, answer) = oneshot::channel();
+        let id = self.request(Route::Answer(sender), request);
+        let _asked = Asked { link: self, id };
+        answer.await.ok()
+    }
+
+    fn request(&self, route: Route, request: impl FnOnce(u32) -> Request) -> u32 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let (sender, replies) = mpsc::unbounded_channel();
         if let Some(routes) = lock(&self.routes.0).as_mut() {
-            routes.insert(id, sender);
+            routes.insert(id, route);
         }
-        // Where the connection has ended, `replies` says so.
+        // Where the connection has ended, the route is dropped, which says so.
         let _ = self.requests.send(request(id));
-        Call {
-            link: Arc::clone(self),
-            id,
-            watches,
-            replies,
+        id
+    }
+}
+
+/// A request that somebody waits for.
+struct Asked<'a> {
+    link: &'a Link,
+    id: u32,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let Some(routes) = lock(&self.link.routes.0).as_mut() {
+            routes.remove(&self.id);
         }
     }
 }
@@ -231,48 +279,6 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// One request and its replies. Dropping a call that watches tells the holder that the consumer has left.
-#[derive(Debug)]
-pub(crate) struct Call {
-    link: Arc<Link>,
-    id: u32,
-    watches: bool,
-    replies: mpsc::UnboundedReceiver<Reply>,
-}
-
-impl Call {
-    /// The next reply; `None` once the connection has ended, which is at once where the holder dies.
-    pub(crate) async fn next(&mut self) -> Option<Reply> {
-        self.replies.recv().await
-    }
-
-    /// A reply that is here already; an error once the connection has ended.
-    pub(crate) fn pending(&mut self) -> Result<Option<Reply>, ()> {
-        match self.replies.try_recv() {
-            Ok(reply) => Ok(Some(reply)),
-            Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(()),
-        }
-    }
-
-    /// Tells the holder that the consumer has every byte. The holder answers with [`Reply::Finished`].
-    pub(crate) fn finish(&mut self) {
-        self.watches = false;
-        let _ = self.link.requests.send(Request::Finish { id: self.id });
-    }
-}
-
-impl Drop for Call {
-    fn drop(&mut self) {
-        if let Some(routes) = lock(&self.link.routes.0).as_mut() {
-            routes.remove(&self.id);
-        }
-        if self.watches {
-            let _ = self.link.requests.send(Request::Leave { id: self.id });
-        }
     }
 }
 
@@ -304,12 +310,7 @@ async fn run(
 async fn receive(mut reader: Reader, routes: &Routes) {
     while let Some(Ok(frame)) = reader.next().await {
         match wire::decode::<Reply>(&frame) {
-            Ok(reply) => {
-                if let Some(route) = lock(&routes.0).as_ref().and_then(|routes| routes.get(&reply.id())) {
-                    // A call that was dropped meanwhile has no use for it.
-                    let _ = route.send(reply);
-                }
-            }
+            Ok(reply) => routes.hear(reply),
             Err(error) => {
                 tracing::warn!(%error, "gave up a connection to a holder of payloads");
                 return;

@@ -36,7 +36,7 @@ pub(crate) async fn put(
             expires_ms: live.left().map(millis),
             wait_ms: millis(left),
         };
-        Ok(link.call(false, request).next().await)
+        Ok(link.ask(request).await)
     };
     let waited = wait.saturating_add(GRACE);
     let reply = tokio::time::timeout(waited, exchange).await;

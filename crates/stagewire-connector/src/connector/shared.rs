@@ -64,6 +64,10 @@ impl Shared {
         &self.consumers
     }
 
+    pub(crate) const fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.runtime
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         *self.closed.borrow()
     }

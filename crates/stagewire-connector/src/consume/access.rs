@@ -1,15 +1,13 @@
 //! The consumer's hold on the memory of a payload: pins, mappings, destinations.
 
 use std::collections::BTreeSet;
-use std::pin::Pin;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::{BoxFuture, join_all, try_join_all};
-use stagewire_core::{Handle, Record, RegionRef};
+use futures::future::{join_all, try_join_all};
+use stagewire_core::{Chunking, Handle, Peer, Record, RegionRef, Run, TensorSpec};
 use stagewire_transfer::{
     ConnectError, ConnectOptions, Mapping, Pinned, Target, TargetError, TransferError, TransferOptions, Transport,
 };
@@ -36,6 +34,34 @@ impl From<TargetError> for AccessError {
     }
 }
 
+/// Where the bytes of one tensor are copied to, and how far they are. It outlives the pins, so that what was copied need
+/// not be copied again from another place.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Room {
+    /// Private memory is taken as it is needed.
+    target: OnceLock<Arc<Target>>,
+    /// Chunks that are in the target, counted from the first.
+    done: Arc<AtomicU32>,
+}
+
+impl Room {
+    /// Memory of the caller.
+    pub(super) fn of(target: Arc<Target>) -> Self {
+        Self {
+            target: target.into(),
+            done: Arc::default(),
+        }
+    }
+
+    fn target(&self, len: u64) -> Result<Arc<Target>, TargetError> {
+        if let Some(target) = self.target.get() {
+            return Ok(Arc::clone(target));
+        }
+        let target = Arc::new(Target::allocate(len)?);
+        Ok(Arc::clone(self.target.get_or_init(|| target)))
+    }
+}
+
 /// One tensor's memory.
 #[derive(Debug, Clone)]
 enum Source {
@@ -49,26 +75,44 @@ enum Source {
 struct Pulled {
     pin: Arc<dyn Pinned>,
     target: Arc<Target>,
-    /// Chunks that are in the target. They are not pulled again where another tensor's part of the chunk failed.
     done: Arc<AtomicU32>,
 }
 
-impl Source {
-    fn pulled(pin: Arc<dyn Pinned>, target: Arc<Target>) -> Self {
-        Self::Pulled(Pulled {
-            pin,
-            target,
-            done: Arc::default(),
-        })
+impl Pulled {
+    async fn pull(&self, record: Record, end: u32, deadline: Option<Duration>) -> Result<(), AccessError> {
+        self.pin
+            .pull(&[record], &self.target, TransferOptions { deadline })
+            .await?;
+        self.done.store(end, Ordering::Release);
+        Ok(())
     }
 }
 
-impl Pulled {
-    async fn pull(self, record: Record, index: u32, options: TransferOptions) -> Result<(), AccessError> {
-        self.pin.pull(&[record], &self.target, options).await?;
-        self.done.store(index + 1, Ordering::Release);
-        Ok(())
+/// Several chunks of a tensor, which touch each other in every row: one row for all of them.
+fn record(spec: &TensorSpec, chunking: Option<Chunking>, chunks: Range<u32>) -> Option<Record> {
+    if chunks.is_empty() {
+        return None;
     }
+    let Some(chunking) = chunking else {
+        return Some(Record::contiguous(0, 0, spec.nbytes().0));
+    };
+    // The manifest was checked, so that every tensor has these chunks.
+    let first = chunking.slice(spec, chunks.start).ok()?.run;
+    let last = chunking.slice(spec, chunks.end - 1).ok()?.run;
+    let run = Run {
+        width: last.offset + last.width - first.offset,
+        ..first
+    };
+    Some(run.record().merged())
+}
+
+/// How a consumer wants the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The holder's memory, where it can be mapped.
+    Mapped,
+    /// Copied into the rooms.
+    Copied,
 }
 
 /// Every tensor's memory, held in place.
@@ -76,55 +120,49 @@ impl Pulled {
 pub(super) struct Access {
     sources: Vec<Source>,
     path: String,
+    copied: bool,
     deadline: Option<Duration>,
 }
 
-/// A pull in flight. It can be polled by one call after the other, so that a dropped call loses nothing.
-pub(super) struct Pull {
-    /// Never locked: what is only reached through `&mut` may be shared.
-    future: Mutex<BoxFuture<'static, Result<(), AccessError>>>,
-}
-
-impl Future for Pull {
-    type Output = Result<(), AccessError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let future = self.future.get_mut().unwrap_or_else(PoisonError::into_inner);
-        future.poll_unpin(context)
-    }
-}
-
 impl Access {
-    /// Pins every region of the payload. `destinations` take the bytes of each tensor; without, bytes are mapped
-    /// where the transport can and `private` does not forbid it.
+    /// Pins every region of the payload. With `rooms`, one for each tensor, bytes are copied into them.
     pub(super) async fn open(
-        handle: &Handle,
+        holder: &Peer,
+        regions: &[RegionRef],
         transports: &[Arc<dyn Transport>],
-        destinations: Option<&[Arc<Target>]>,
-        private: bool,
+        rooms: &[Room],
+        way: Way,
         deadline: Option<Duration>,
     ) -> Result<Self, AccessError> {
-        let open = handle.regions.iter().enumerate().map(|(index, region)| async move {
+        let open = regions.iter().zip(rooms).map(|(region, room)| async move {
             if region.len == 0 {
                 return Ok::<_, AccessError>((Source::Empty, None));
             }
-            let (pin, transport) = pin(handle, region, transports, deadline).await?;
-            let source = if let Some(destinations) = destinations {
-                Source::pulled(pin, Arc::clone(&destinations[index]))
-            } else if !private && transport.abilities().map {
+            let (pin, transport) = pin(holder, region, transports, deadline).await?;
+            let source = if way == Way::Mapped && transport.abilities().map {
                 Source::Mapped(pin.map().await?)
             } else {
-                Source::pulled(pin, Arc::new(Target::allocate(region.len)?))
+                Source::Pulled(Pulled {
+                    pin,
+                    target: room.target(region.len)?,
+                    done: Arc::clone(&room.done),
+                })
             };
             Ok((source, Some(transport.name())))
         });
         let (sources, names): (Vec<_>, Vec<_>) = try_join_all(open).await?.into_iter().unzip();
         let names: BTreeSet<_> = names.into_iter().flatten().collect();
         Ok(Self {
+            copied: sources.iter().any(|source| matches!(source, Source::Pulled(_))),
             sources,
             path: Vec::from_iter(names).join("+"),
             deadline,
         })
+    }
+
+    /// Whether there is anything to pull; else every chunk is here as soon as it is readable.
+    pub(super) const fn is_copied(&self) -> bool {
+        self.copied
     }
 
     /// The transports that carry the bytes: `shm`, `cma`, `cma+shm`, `tcp`; empty where there are no bytes.
@@ -132,33 +170,19 @@ impl Access {
         &self.path
     }
 
-    /// Copies what of chunk `index` is neither mapped nor copied yet; `None` where there is nothing to copy. It ends when
-    /// every copy has, so that a repeated one meets no copy in flight.
-    pub(super) fn pull(&self, handle: &Handle, index: u32) -> Option<Pull> {
-        let options = TransferOptions {
-            deadline: self.deadline,
-        };
+    /// Copies what of these chunks is neither mapped nor copied yet. It ends when every copy has, so that a repeated one
+    /// meets no copy in flight.
+    pub(super) async fn pull(&self, handle: &Handle, chunks: Range<u32>) -> Result<(), AccessError> {
         let chunking = handle.manifest.chunking();
         let mut pulls = Vec::new();
         for (source, spec) in self.sources.iter().zip(handle.manifest.tensors()) {
             let Source::Pulled(pulled) = source else { continue };
-            if pulled.done.load(Ordering::Acquire) > index {
-                continue;
+            let missing = chunks.start.max(pulled.done.load(Ordering::Acquire))..chunks.end;
+            if let Some(record) = record(spec, chunking, missing) {
+                pulls.push(pulled.pull(record, chunks.end, self.deadline));
             }
-            let record = match chunking {
-                None => Record::contiguous(0, 0, spec.nbytes().0),
-                // The manifest was checked, so that every tensor has this chunk.
-                Some(chunking) => chunking.slice(spec, index).ok()?.run.record().merged(),
-            };
-            pulls.push(pulled.clone().pull(record, index, options.clone()));
         }
-        if pulls.is_empty() {
-            return None;
-        }
-        let future = join_all(pulls).map(|ends| ends.into_iter().collect()).boxed();
-        Some(Pull {
-            future: Mutex::new(future),
-        })
+        join_all(pulls).await.into_iter().collect()
     }
 
     /// Views of chunk `index` of every tensor, or of all of it.
@@ -195,7 +219,7 @@ pub(super) fn routes<'a>(
 
 /// Pins a region over the first transport by which its holder can be reached.
 async fn pin<'a>(
-    handle: &Handle,
+    holder: &Peer,
     region: &RegionRef,
     transports: &'a [Arc<dyn Transport>],
     deadline: Option<Duration>,
@@ -206,7 +230,7 @@ async fn pin<'a>(
     }
     let mut out_of_reach = None;
     for transport in routes(transports.iter(), region) {
-        match transport.connect(&handle.holder, options.clone()).await {
+        match transport.connect(holder, options.clone()).await {
             Ok(remote) => {
                 let pin = remote.pin(region, TransferOptions { deadline }).await?;
                 return Ok((pin.into(), transport));
@@ -266,6 +290,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn chunks_that_are_pulled_together_are_one_row_where_they_touch() {
+        let spec = TensorSpec::new(DType::U8, [2, 5, 3]).expect("small");
+        let cut = |dim, count, chunks| record(&spec, Some(Chunking::new(dim, count).expect("some")), chunks);
+        let strided = Record {
+            src_offset: 3,
+            dst_offset: 3,
+            width: 6,
+            rows: 2,
+            src_pitch: 15,
+            dst_pitch: 15,
+        };
+        assert_eq!(cut(1, 5, 1..3), Some(strided));
+        assert_eq!(cut(1, 5, 0..5), Some(Record::contiguous(0, 0, 30)));
+        assert_eq!(cut(1, 5, 3..3), None);
+        assert_eq!(record(&spec, None, 0..1), Some(Record::contiguous(0, 0, 30)));
+    }
+
     #[tokio::test]
     async fn a_pull_that_failed_for_one_tensor_can_be_repeated() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -283,8 +325,9 @@ mod tests {
 
         let transports: Vec<_> = connector.shared().transports().cloned().collect();
         let handle = publication.handle();
-        let open = Access::open(handle, &transports, None, true, None).await;
-        let mut access = open.expect("it is there");
+        let rooms = [Room::default(), Room::default()];
+        let open = Access::open(&handle.holder, &handle.regions, &transports, &rooms, Way::Copied, None);
+        let mut access = open.await.expect("it is there");
         let Source::Pulled(flaky) = &mut access.sources[1] else {
             panic!("not private: {access:?}")
         };
@@ -293,11 +336,10 @@ mod tests {
             pulls: AtomicU32::new(0),
         });
 
-        let first = access.pull(handle, 0).expect("something to copy").await;
-        first.expect_err("one tensor failed");
-        let again = access.pull(handle, 0).expect("something to copy").await;
+        access.pull(handle, 0..1).await.expect_err("one tensor failed");
+        let again = access.pull(handle, 0..1).await;
         again.expect("the other tensor is not pulled twice");
-        assert!(access.pull(handle, 0).is_none(), "both are there");
+        access.pull(handle, 0..1).await.expect("both are there");
         for (view, byte) in access.views(handle, Some(0)).iter().zip([1, 2]) {
             assert_eq!(view.to_vec(), [byte; 4]);
         }

@@ -1,45 +1,93 @@
 //! How a consumer gets from one chunk to the next.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use stagewire_core::{Classify, ErrorClass, Handover, Timestamp};
+use stagewire_core::{Classify, ErrorClass, Handle, Handover, Timestamp};
 use stagewire_transfer::{ConnectError, ProcessWatch, TransferError};
 
 use super::access::{Access, AccessError};
+use super::flight::{Batch, Flight};
 use super::{Chunk, ConsumeError, Consumer, Place};
-use crate::link::Call;
-use crate::wire::{End, Refusal, Reply};
+use crate::link::{Heard, Watching};
+use crate::wire::{End, Refusal};
 
 /// How long a holder may take to acknowledge that the consumer is done.
 const FINISH_WITHIN: Duration = Duration::from_secs(1);
 
 impl Consumer {
     pub(super) async fn advance(&mut self) -> Result<Option<Chunk>, ConsumeError> {
-        if self.next == self.handle.manifest.chunks() {
+        let chunks = self.handle.manifest.chunks();
+        if self.next == chunks {
             self.finish().await?;
             return Ok(None);
         }
-        if self.pull.is_none() {
-            self.wait_readable().await?;
-            let begin = now();
-            if self.access.is_none() {
-                self.access = Some(self.open_access().await?);
-            }
-            let access = self.access.as_ref();
-            match access.and_then(|access| access.pull(&self.handle, self.next)) {
-                Some(pull) => self.pull = Some((pull, begin)),
-                None => return Ok(Some(self.take_chunk(begin))),
-            }
+        if self.watching.is_none() && self.access.is_none() {
+            self.begin().await?;
         }
-        let Some((pull, begin)) = self.pull.as_mut() else {
-            return Err(self.protocol("a pull vanished"));
+        self.wait_readable().await?;
+        let begin = now();
+        let access = match &self.access {
+            Some(access) => Arc::clone(access),
+            None => {
+                let access = self.open_access().await.map_err(|error| self.access_error(error))?;
+                Arc::clone(self.access.insert(Arc::new(access)))
+            }
         };
-        let (result, begin) = (pull.await, *begin);
-        self.pull = None;
-        match result {
-            Ok(()) => Ok(Some(self.take_chunk(begin))),
-            Err(error) => Err(self.access_error(error)),
+        if !access.is_copied() {
+            let end = now();
+            return Ok(Some(self.take_chunk(begin, end)));
         }
+        while self.landed.chunks.end <= self.next {
+            let flight = match &mut self.flight {
+                Some(flight) => flight,
+                None => {
+                    let chunks = self.batch().cut(&self.handle, self.next, self.state.readable);
+                    let flight = Flight::now(Arc::clone(&access), Arc::clone(&self.handle), chunks);
+                    self.flight.insert(flight)
+                }
+            };
+            let landed = flight.await;
+            self.flight = None;
+            self.landed = landed.map_err(|error| self.access_error(error))?;
+        }
+        if self.landed.chunks.end < chunks
+            && self.flight.is_none()
+            && let Some(watching) = &self.watching
+        {
+            let flight = Flight::ahead(
+                self.shared.runtime(),
+                access,
+                Arc::clone(&self.handle),
+                self.landed.chunks.end,
+                self.batch(),
+                watching.subscribe(),
+            );
+            self.flight = Some(flight);
+        }
+        Ok(Some(self.take_chunk(self.landed.begin, self.landed.end)))
+    }
+
+    fn batch(&self) -> Batch {
+        if self.whole {
+            Batch::All
+        } else {
+            Batch::Paced(self.landed.clone())
+        }
+    }
+
+    /// Asks the holder how the payload comes on, and pins its memory meanwhile. A pin that fails is tried again once the
+    /// holder has said that there is something to read: only then does its reason count.
+    async fn begin(&mut self) -> Result<(), ConsumeError> {
+        let watching = async {
+            let watching = self.watch().await?;
+            watching.first_word().await;
+            Ok(watching)
+        };
+        let (watching, access) = tokio::join!(watching, self.open_access());
+        self.watching = Some(watching?);
+        self.access = access.ok().map(Arc::new);
+        Ok(())
     }
 
     /// Waits until chunk `next` may be read. A failure of the producer is seen also where chunks are readable.
@@ -47,31 +95,32 @@ impl Consumer {
         let mut again = false;
         loop {
             self.check_end()?;
-            if self.call.is_none() {
-                self.call = Some(self.watch().await?);
+            if self.watching.is_none() {
+                self.watching = Some(self.watch().await?);
             }
-            let readable = self.state.readable > self.next;
-            let Some(call) = &mut self.call else { return Ok(()) };
-            let reply = if readable {
-                call.pending()
-            } else {
-                call.next().await.map(Some).ok_or(())
+            let Some(watching) = &mut self.watching else {
+                return Ok(());
             };
-            match reply {
-                Ok(Some(reply)) => self.hear(reply)?,
-                Ok(None) => return Ok(()),
-                // The holder is gone. What was readable may still be: its memory is mapped, or the pull will tell.
-                Err(()) if readable => return Ok(()),
-                // Only the connection may be gone: a dead holder does not answer to another try.
-                Err(()) if !again => {
-                    self.call = None;
-                    again = true;
-                }
-                Err(()) => {
-                    self.call = None;
-                    return Err(self.lost("it ended the connection twice".to_owned()));
-                }
+            // Looked at first, so that the last word is heard.
+            let over = watching.is_over();
+            let heard = watching.heard();
+            self.hear(heard)?;
+            if self.state.readable > self.next {
+                // Where the holder is gone, its memory may still be mapped, or the pull will tell.
+                return Ok(());
             }
+            if !over {
+                if let Some(watching) = &mut self.watching {
+                    watching.changed().await;
+                }
+                continue;
+            }
+            // Only the connection may be gone: a dead holder does not answer to another try.
+            self.watching = None;
+            if again {
+                return Err(self.lost("it ended the connection twice".to_owned()));
+            }
+            again = true;
         }
     }
 
@@ -87,7 +136,7 @@ impl Consumer {
         }
     }
 
-    async fn watch(&self) -> Result<Call, ConsumeError> {
+    async fn watch(&self) -> Result<Watching, ConsumeError> {
         let link = self.shared.links().to(&self.handle.holder).await.map_err(|source| {
             if source.is_lost() {
                 self.lost(source.to_string())
@@ -101,35 +150,32 @@ impl Consumer {
         Ok(link.watch(self.handle.payload, self.handle.capability))
     }
 
-    fn hear(&mut self, reply: Reply) -> Result<(), ConsumeError> {
-        let at = self.place();
-        match reply {
-            Reply::State { state, .. } => {
-                self.state = state;
-                self.check_end()
-            }
-            Reply::Refused { refusal, .. } => {
-                // Another try may find the payload free again.
-                self.call = None;
-                Err(match refusal {
-                    Refusal::Denied => ConsumeError::Denied { at },
-                    Refusal::Claimed => ConsumeError::Claimed { at },
-                    Refusal::Failed(failure) => ConsumeError::Failed { at, failure },
-                    other => gone(at, &other),
-                })
-            }
-            Reply::Finished { .. } | Reply::Stored { .. } => Err(self.protocol("the holder gave an answer to nothing")),
+    fn hear(&mut self, heard: Heard) -> Result<(), ConsumeError> {
+        if let Some(refusal) = heard.refused {
+            // Another try may find the payload free again.
+            self.watching = None;
+            self.access = None;
+            let at = self.place();
+            return Err(match refusal {
+                Refusal::Denied => ConsumeError::Denied { at },
+                Refusal::Claimed => ConsumeError::Claimed { at },
+                Refusal::Failed(failure) => ConsumeError::Failed { at, failure },
+                other => gone(at, &other),
+            });
         }
+        if heard.spoken {
+            self.state = heard.state;
+        }
+        self.check_end()
     }
 
-    async fn open_access(&self) -> Result<Access, ConsumeError> {
+    async fn open_access(&self) -> Result<Access, AccessError> {
         let transports: Vec<_> = self.shared.transports().cloned().collect();
-        let destinations = self.destinations.as_deref();
-        let access = Access::open(&self.handle, &transports, destinations, self.private, self.deadline);
-        access.await.map_err(|error| self.access_error(error))
+        let Handle { holder, regions, .. } = &*self.handle;
+        Access::open(holder, regions, &transports, &self.rooms, self.way, self.deadline).await
     }
 
-    fn take_chunk(&mut self, begin: Timestamp) -> Chunk {
+    fn take_chunk(&mut self, begin: Timestamp, end: Timestamp) -> Chunk {
         let (index, count) = (self.next, self.handle.manifest.chunks());
         let access = self.access.as_ref();
         let tensors = access
@@ -149,7 +195,7 @@ impl Consumer {
                 mode: self.handle.mode,
                 path: access.map(|access| access.path().to_owned()).unwrap_or_default(),
                 begin,
-                end: now(),
+                end,
             },
         }
     }
@@ -157,34 +203,28 @@ impl Consumer {
     /// Lets go of the pins and tells the holder. One that does not answer has other worries.
     async fn finish(&mut self) -> Result<(), ConsumeError> {
         self.access = None;
-        self.pull = None;
+        self.flight = None;
         if self.done {
             return Ok(());
         }
-        if self.call.is_none() {
+        if self.watching.is_none() {
             // Acknowledged before anything was read, or the connection was lost.
-            self.call = self.watch().await.ok();
+            self.watching = self.watch().await.ok();
         }
-        if let Some(call) = &mut self.call {
-            call.finish();
-            let finished = async {
-                loop {
-                    match call.next().await {
-                        None | Some(Reply::Finished { .. }) => return None,
-                        Some(refused @ Reply::Refused { .. }) => return Some(refused),
-                        Some(Reply::State { .. } | Reply::Stored { .. }) => {}
-                    }
-                }
-            };
-            match tokio::time::timeout(FINISH_WITHIN, finished).await {
-                Ok(None) => {}
-                Ok(Some(refused)) => self.hear(refused)?,
-                Err(_) => {
-                    tracing::warn!(payload = %self.handle.payload, "the holder did not answer that the payload was consumed");
-                }
+        if let Some(watching) = &mut self.watching {
+            let late = tokio::time::timeout(FINISH_WITHIN, watching.finish()).await.is_err();
+            let refused = watching.heard().refused;
+            if late {
+                tracing::warn!(payload = %self.handle.payload, "the holder did not answer that the payload was consumed");
+            } else if refused.is_some() {
+                let refused = Heard {
+                    refused,
+                    ..Heard::default()
+                };
+                self.hear(refused)?;
             }
         }
-        self.call = None;
+        self.watching = None;
         self.done = true;
         Ok(())
     }
@@ -195,13 +235,6 @@ impl Consumer {
 
     fn lost(&self, how: String) -> ConsumeError {
         ConsumeError::PeerLost { at: self.place(), how }
-    }
-
-    fn protocol(&self, message: &'static str) -> ConsumeError {
-        ConsumeError::Protocol {
-            at: self.place(),
-            message,
-        }
     }
 
     pub(super) fn no_transport(&self, transport: String) -> ConsumeError {
@@ -254,7 +287,7 @@ fn gone(at: Box<Place>, refusal: &Refusal) -> ConsumeError {
     ConsumeError::Gone { at, why }
 }
 
-fn now() -> Timestamp {
+pub(super) fn now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }

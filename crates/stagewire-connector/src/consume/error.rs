@@ -98,8 +98,6 @@ pub enum ConsumeError {
     Stopped { at: Box<Place>, reason: Failure },
     #[error("{at}: this process's connector is closed; make a new one")]
     Closed { at: Box<Place> },
-    #[error("{at}: {message}")]
-    Protocol { at: Box<Place>, message: &'static str },
 }
 
 impl Classify for ConsumeError {
@@ -118,7 +116,6 @@ impl Classify for ConsumeError {
             Self::Deadline { .. } => ErrorClass::Deadline,
             Self::Stopped { reason, .. } => reason.class,
             Self::Closed { .. } => ErrorClass::Cancelled,
-            Self::Protocol { .. } => ErrorClass::Internal,
         }
     }
 
@@ -137,7 +134,6 @@ impl Classify for ConsumeError {
             Self::Deadline { .. } => "consume.deadline",
             Self::Stopped { .. } => "consume.stopped",
             Self::Closed { .. } => "connector.closed",
-            Self::Protocol { .. } => "protocol.malformed",
         }
     }
 
@@ -194,8 +190,7 @@ impl ConsumeError {
             | Self::Transfer { at, .. }
             | Self::Deadline { at, .. }
             | Self::Stopped { at, .. }
-            | Self::Closed { at }
-            | Self::Protocol { at, .. } => Some(at),
+            | Self::Closed { at } => Some(at),
         }
     }
 

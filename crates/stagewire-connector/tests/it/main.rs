@@ -1,5 +1,6 @@
 //! Connectors in two processes. The second process is this test binary again: see `second`.
 
+mod ahead;
 mod bundle;
 mod chunks;
 mod death;

@@ -1,0 +1,83 @@
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::{Link, lock};
+use crate::wire::{Refusal, Request, State};
+
+/// What the holder has said of a payload so far.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Heard {
+    /// Anything at all.
+    pub(crate) spoken: bool,
+    pub(crate) state: State,
+    pub(crate) refused: Option<Refusal>,
+    /// It knows that the consumer has every byte.
+    pub(crate) finished: bool,
+}
+
+/// Follows a payload at its holder. Dropping it tells the holder that the consumer has left.
+#[derive(Debug)]
+pub(crate) struct Watching {
+    link: Arc<Link>,
+    id: u32,
+    leaves: bool,
+    heard: watch::Receiver<Heard>,
+}
+
+impl Watching {
+    pub(super) fn new(link: Arc<Link>, id: u32, heard: watch::Receiver<Heard>) -> Self {
+        Self {
+            link,
+            id,
+            leaves: true,
+            heard,
+        }
+    }
+
+    /// What was heard last.
+    pub(crate) fn heard(&mut self) -> Heard {
+        self.heard.borrow_and_update().clone()
+    }
+
+    /// For others that follow the same payload.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Heard> {
+        self.heard.clone()
+    }
+
+    /// Whether the connection has ended, which is at once where the holder dies.
+    pub(crate) fn is_over(&self) -> bool {
+        self.heard.has_changed().is_err()
+    }
+
+    /// Waits until there is more to hear, or the connection has ended.
+    pub(crate) async fn changed(&mut self) {
+        let _ = self.heard.changed().await;
+    }
+
+    /// Waits for the first word of the holder, or the end of the connection.
+    pub(crate) async fn first_word(&self) {
+        let _ = self.heard.clone().wait_for(|heard| heard.spoken).await;
+    }
+
+    /// Tells the holder that the consumer has every byte, and waits until it knows, refuses, or is gone.
+    pub(crate) async fn finish(&mut self) {
+        self.leaves = false;
+        let _ = self.link.requests.send(Request::Finish { id: self.id });
+        let _ = self
+            .heard
+            .wait_for(|heard| heard.finished || heard.refused.is_some())
+            .await;
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if let Some(routes) = lock(&self.link.routes.0).as_mut() {
+            routes.remove(&self.id);
+        }
+        if self.leaves {
+            let _ = self.link.requests.send(Request::Leave { id: self.id });
+        }
+    }
+}
