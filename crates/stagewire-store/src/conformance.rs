@@ -11,13 +11,13 @@
 //! [`tokens_are_checked`].
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use stagewire_core::{Attempt, ByteCount, Classify, Epoch, ErrorClass, JobId, PayloadId, Token};
 use stagewire_transfer::Target;
 use uuid::Uuid;
 
-use crate::{NewObject, Object, Share, Store, StoreError, TokenGate};
+use crate::{NewObject, Object, Retention, Share, Store, StoreError, TokenGate};
 
 /// Bytes of the stores that the checks ask for.
 pub const LIMIT: ByteCount = ByteCount(1 << 20);
@@ -42,6 +42,9 @@ where
     a_writer_waits_for_room(&Arc::new(fresh(LIMIT).await)).await;
     fetched_bytes_are_exact(&fresh(LIMIT).await).await;
     reserved_room_is_kept(&fresh(LIMIT).await).await;
+    cached_objects_make_room_and_held_ones_do_not(&fresh(LIMIT).await).await;
+    what_is_read_is_not_evicted(&fresh(LIMIT).await).await;
+    deadlines_are_fixed(&fresh(LIMIT).await).await;
 }
 
 fn new_id() -> PayloadId {
@@ -57,9 +60,20 @@ fn pattern(payload: PayloadId, part: usize, len: u64) -> Vec<u8> {
 }
 
 async fn put(store: &dyn Store, payload: PayloadId, parts: &[u64]) -> Result<Arc<dyn Object>, StoreError> {
-    let mut draft = store
-        .create(NewObject::new(payload, parts.iter().copied().map(ByteCount)))
-        .await?;
+    let object = NewObject::new(payload, parts.iter().copied().map(ByteCount));
+    put_object(store, object, parts).await
+}
+
+async fn put_kept(store: &dyn Store, retention: Retention, parts: &[u64]) -> Result<PayloadId, StoreError> {
+    let payload = new_id();
+    let mut object = NewObject::new(payload, parts.iter().copied().map(ByteCount));
+    object.retention = retention;
+    put_object(store, object, parts).await.map(|_| payload)
+}
+
+async fn put_object(store: &dyn Store, object: NewObject, parts: &[u64]) -> Result<Arc<dyn Object>, StoreError> {
+    let payload = object.payload;
+    let mut draft = store.create(object).await?;
     for (part, len) in parts.iter().enumerate() {
         draft.bytes_mut(part)?.copy_from_slice(&pattern(payload, part, *len));
     }
@@ -354,6 +368,97 @@ pub async fn reserved_room_is_kept(store: &dyn Store) {
     object.reservation = Some(small);
     drop(store.create(object).await.expect("there is room for the rest"));
     assert_eq!(store.usage().drafts, Share::default());
+}
+
+fn cached(millis: u64) -> Retention {
+    Retention::Cached {
+        cost: Duration::from_millis(millis),
+    }
+}
+
+/// Cached objects go when room is needed, the cheap ones first; soft-pinned ones when nothing else is left to go; held
+/// ones never.
+pub async fn cached_objects_make_room_and_held_ones_do_not(store: &dyn Store) {
+    let eighth = [LIMIT.0 / 8];
+    let held = put_kept(store, Retention::Held, &eighth).await.expect("there is room");
+    let soft = put_kept(store, Retention::SoftPinned, &eighth)
+        .await
+        .expect("there is room");
+    let cheap = put_kept(store, cached(1), &eighth).await.expect("there is room");
+    let dear = put_kept(store, cached(1000), &eighth).await.expect("there is room");
+    let rest = put_kept(store, Retention::Held, &[LIMIT.0 / 2])
+        .await
+        .expect("there is room");
+
+    for (gone, left) in [(cheap, vec![dear, soft]), (dear, vec![soft]), (soft, vec![])] {
+        put_kept(store, Retention::Held, &eighth)
+            .await
+            .expect("something can go");
+        let missing = store.get(gone).await.expect_err("it was to go first");
+        assert!(matches!(missing, StoreError::NotFound { .. }), "{missing}");
+        for payload in left.into_iter().chain([held, rest]) {
+            assert!(store.get(payload).await.is_ok(), "another one went");
+        }
+    }
+    let full = put_kept(store, cached(1), &[1])
+        .await
+        .expect_err("all that is left is held");
+    assert!(matches!(full, StoreError::Exhausted { .. }), "{full}");
+    check(&*store.get(held).await.expect("it is held"), held, &eighth);
+}
+
+/// A reader keeps a cached object in the store. What could not make enough room stays, too.
+pub async fn what_is_read_is_not_evicted(store: &dyn Store) {
+    let half = [LIMIT.0 / 2];
+    let first = put_kept(store, cached(1), &half).await.expect("there is room");
+    let second = put_kept(store, cached(1000), &half).await.expect("there is room");
+    let reader = store.get(first).await.expect("it is there");
+    put_kept(store, Retention::Held, &half)
+        .await
+        .expect("the other one can go");
+    check(&*reader, first, &half);
+    assert!(store.get(first).await.is_ok(), "it was read, and went");
+    let gone = store.get(second).await.expect_err("it was not read");
+    assert!(matches!(gone, StoreError::NotFound { .. }), "{gone}");
+    let full = put_kept(store, cached(1), &[1]).await.expect_err("somebody reads it");
+    assert!(matches!(full, StoreError::Exhausted { .. }), "{full}");
+    drop(reader);
+    put_kept(store, Retention::Held, &[LIMIT.0 / 2 + 1])
+        .await
+        .expect_err("half of it is held");
+    assert!(store.get(first).await.is_ok(), "it went in vain");
+    put_kept(store, Retention::Held, &[1])
+        .await
+        .expect("nobody reads it now");
+}
+
+/// An object is gone when its time is up, however often it is read, and whoever reads it keeps its bytes.
+pub async fn deadlines_are_fixed(store: &dyn Store) {
+    const LIFE: Duration = Duration::from_millis(100);
+    let (payload, keeps) = (new_id(), new_id());
+    put(store, keeps, &[1]).await.expect("there is room");
+    let mut object = NewObject::new(payload, [ByteCount(5000)]);
+    object.expires = Some(LIFE);
+    let before = Instant::now();
+    let reader = put_object(store, object, &[5000]).await.expect("there is room");
+    loop {
+        match store.get(payload).await {
+            Ok(object) => check(&*object, payload, &[5000]),
+            Err(StoreError::NotFound { .. }) => break,
+            Err(other) => panic!("{other}"),
+        }
+        assert!(
+            before.elapsed() < LIFE + Duration::from_secs(20),
+            "it outlived its time"
+        );
+        tokio::task::yield_now().await;
+    }
+    assert!(before.elapsed() >= LIFE, "it went before its time");
+    check(&*reader, payload, &[5000]);
+    drop(reader);
+    holds(store, &[1]);
+    put(store, payload, &[5]).await.expect("the key is free");
+    assert!(store.get(keeps).await.is_ok());
 }
 
 /// Who is not granted writes and deletes nothing. `store` is fresh and has the gate `gate`, which is closed.

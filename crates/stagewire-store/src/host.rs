@@ -1,11 +1,14 @@
 mod draft;
+mod expiry;
 mod fetch;
 mod index;
 mod object;
+mod order;
+mod pressure;
 mod rooms;
 
 use std::fmt;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,13 +16,15 @@ use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
 use stagewire_transfer::{ArenaError, Host, Target, Transport};
 use tokio::runtime;
+use tokio::sync::Notify;
 
 use crate::gate::same_job;
-use crate::{Draft, NewObject, Object, ObjectState, Reservation, Store, StoreError, TokenGate, Usage};
+use crate::stats::Counts;
+use crate::{Draft, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats, TokenGate, Usage};
 use draft::HostDraft;
 use index::{Claim, Index, Slot};
 use object::HostObject;
-use rooms::{Room, Rooms, in_pages};
+use rooms::{Rooms, in_pages};
 
 /// Shared memory beyond the bound of a store: what lies between payloads, too small for the next one, and copies into
 /// aborted drafts that still run.
@@ -41,7 +46,17 @@ struct Inner {
     gate: Arc<TokenGate>,
     rooms: Arc<Rooms>,
     index: Mutex<Index>,
+    /// Tells of a deadline that comes before all others.
+    deadlines: Arc<Notify>,
+    counts: Counts,
     runtime: runtime::Handle,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Whoever watches the deadlines finds nobody to watch them for.
+        self.deadlines.notify_one();
+    }
 }
 
 impl fmt::Debug for Inner {
@@ -68,16 +83,24 @@ impl HostStore {
     /// # Panics
     /// Where it is not called on a tokio runtime.
     pub fn new(host: &Arc<Host>, limit: ByteCount, gate: Arc<TokenGate>) -> Self {
-        Self {
-            inner: Arc::new(Inner {
-                host: Arc::clone(host),
-                shm: host.shm(),
-                gate,
-                rooms: Rooms::new(limit),
-                index: Mutex::default(),
-                runtime: runtime::Handle::current(),
-            }),
-        }
+        let inner = Arc::new(Inner {
+            host: Arc::clone(host),
+            shm: host.shm(),
+            gate,
+            rooms: Rooms::new(limit),
+            index: Mutex::default(),
+            deadlines: Arc::default(),
+            counts: Counts::default(),
+            runtime: runtime::Handle::current(),
+        });
+        let expiry = expiry::run(Arc::downgrade(&inner), Arc::clone(&inner.deadlines));
+        inner.runtime.spawn(expiry);
+        Self { inner }
+    }
+
+    /// What it has done so far.
+    pub fn stats(&self) -> StoreStats {
+        self.inner.counts.stats()
     }
 
     /// Who may write and delete.
@@ -107,27 +130,28 @@ impl Store for HostStore {
         self.inner.rooms.usage()
     }
 
-    async fn create(&self, object: NewObject) -> Result<Box<dyn Draft>, StoreError> {
+    async fn create(&self, mut object: NewObject) -> Result<Box<dyn Draft>, StoreError> {
         let payload = object.payload;
         let fenced = |source| StoreError::Fenced { payload, source };
         self.inner.gate.check(object.token).map_err(fenced)?;
         let wanted = in_pages(&object.parts);
         let limit = self.inner.rooms.limit();
-        if !self.inner.rooms.could_hold(wanted) {
+        if wanted > limit {
             return Err(StoreError::TooLarge { payload, wanted, limit });
         }
         let claim = Claim::new(&self.inner, payload, object.token)?;
         let mut late = pin!(tokio::time::sleep(object.wait));
-        let room = self.inner.room(wanted, object.reservation, late.as_mut()).await;
+        let (waited, reservation) = (object.wait, object.reservation.take());
+        let room = self.inner.room(wanted, reservation, late.as_mut()).await;
         let room = room.ok_or_else(|| StoreError::Exhausted {
             payload,
             wanted,
-            waited: object.wait,
+            waited,
             usage: Box::new(self.usage()),
         })?;
         // From here on the draft gives key and room back when it is dropped.
-        let mut draft = HostDraft::new(claim, object.token, room.give(payload, wanted));
-        while let Err(source) = draft.allocate(&object.parts) {
+        let mut draft = HostDraft::new(claim, object, room.give(payload, wanted));
+        while let Err(source) = draft.allocate() {
             // The pieces that are free may be too small, or belong to a copy into an aborted draft that still runs.
             let full = matches!(source, ArenaError::Exhausted { .. });
             if !full || tokio::time::timeout(ARENA_PAUSE, late.as_mut()).await.is_ok() {
@@ -142,17 +166,17 @@ impl Store for HostStore {
     }
 
     async fn get(&self, payload: PayloadId) -> Result<Arc<dyn Object>, StoreError> {
-        Ok(self.inner.sealed(payload)?)
+        Ok(self.inner.index(payload).read(payload)?)
     }
 
     async fn fetch(&self, payload: PayloadId, destinations: &[Arc<Target>]) -> Result<(), StoreError> {
-        let object = self.inner.sealed(payload)?;
+        let object = self.inner.index(payload).read(payload)?;
         object.copy_to(destinations).await
     }
 
     async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, StoreError> {
         let late = pin!(tokio::time::sleep(wait));
-        let room = match self.inner.rooms.could_hold(nbytes) {
+        let room = match nbytes <= self.inner.rooms.limit() {
             true => self.inner.room(nbytes, None, late).await,
             false => None,
         };
@@ -167,7 +191,7 @@ impl Store for HostStore {
     async fn delete(&self, payload: PayloadId, token: Option<Token>) -> Result<(), StoreError> {
         let fenced = |source| StoreError::Fenced { payload, source };
         self.inner.gate.check(token).map_err(fenced)?;
-        let owner = match self.inner.lock().slot(payload) {
+        let owner = match self.inner.index(payload).slot(payload) {
             Some(slot) => slot.token(),
             None => return Err(StoreError::NotFound { payload }),
         };
@@ -185,44 +209,21 @@ impl Inner {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn sealed(&self, payload: PayloadId) -> Result<Arc<HostObject>, StoreError> {
-        match self.lock().slot(payload) {
-            Some(Slot::Sealed(object)) => Ok(Arc::clone(object)),
-            Some(Slot::Draft { .. }) => Err(StoreError::NotSealed { payload }),
-            None => Err(StoreError::NotFound { payload }),
+    /// The index, in which an object under this key has not expired.
+    fn index(self: &Arc<Self>, payload: PayloadId) -> MutexGuard<'_, Index> {
+        let index = self.lock();
+        if !index.has_expired(payload) {
+            return index;
         }
-    }
-
-    /// Room, reserved: what the caller reserved before, and more where that is too little; `None` when it is too late.
-    async fn room(
-        &self,
-        nbytes: ByteCount,
-        reservation: Option<Reservation>,
-        late: Pin<&mut tokio::time::Sleep>,
-    ) -> Option<Room> {
-        let reserved = reservation.and_then(Reservation::into_room::<Room>);
-        let reserved = reserved.filter(|room| room.is_of(&self.rooms));
-        let missing = reserved
-            .as_ref()
-            .map_or(nbytes.0, |room| nbytes.0.saturating_sub(room.nbytes().0));
-        let mut room = match self.rooms.try_take(ByteCount(missing)) {
-            Some(room) => room,
-            None => tokio::select! {
-                biased;
-                room = self.rooms.take(ByteCount(missing)) => room,
-                () = late => return None,
-            },
-        };
-        if let Some(reserved) = reserved {
-            room.join(reserved);
-        }
-        Some(room)
+        drop(index);
+        self.expire();
+        self.lock()
     }
 
     fn remove(&self, payload: PayloadId) -> bool {
         let slot = self.lock().take(payload);
         match slot {
-            Some(Slot::Sealed(object)) => self.drain(object),
+            Some(Slot::Sealed(entry)) => self.drain(entry.into_object()),
             // The draft finds out when it seals; its bytes go with it.
             Some(Slot::Draft { .. }) => {}
             None => return false,

@@ -45,6 +45,7 @@ mod error;
 mod gate;
 mod host;
 mod reservation;
+mod stats;
 mod store;
 mod usage;
 
@@ -52,5 +53,6 @@ pub use error::StoreError;
 pub use gate::{Fenced, TokenGate};
 pub use host::HostStore;
 pub use reservation::Reservation;
+pub use stats::StoreStats;
 pub use store::{Draft, NewObject, Object, Retention, Store};
 pub use usage::{Holding, ObjectState, Share, Usage};

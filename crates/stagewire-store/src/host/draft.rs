@@ -1,13 +1,15 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
 use stagewire_transfer::{ArenaError, Extent, ExtentMut, Memory, RegisterOptions, Target};
+use tokio::time::Instant;
 
 use super::index::Claim;
-use super::object::HostObject;
+use super::object::{About, HostObject};
 use super::rooms::Room;
-use crate::{Draft, Object, ObjectState, StoreError};
+use crate::{Draft, NewObject, Object, ObjectState, Retention, StoreError};
 
 /// Bytes of one part of a draft.
 #[derive(Debug)]
@@ -22,29 +24,34 @@ pub(super) enum Part {
 pub(super) struct HostDraft {
     claim: Claim,
     token: Option<Token>,
+    retention: Retention,
+    expires: Option<Duration>,
+    sizes: Vec<ByteCount>,
     parts: Vec<Part>,
     room: Room,
 }
 
 impl HostDraft {
-    pub(super) const fn new(claim: Claim, token: Option<Token>, room: Room) -> Self {
-        let parts = Vec::new();
+    pub(super) fn new(claim: Claim, object: NewObject, room: Room) -> Self {
         Self {
             claim,
-            token,
-            parts,
+            token: object.token,
+            retention: object.retention,
+            expires: object.expires,
+            sizes: object.parts,
+            parts: Vec::new(),
             room,
         }
     }
 
     /// Gets memory for every part, or for none.
-    pub(super) fn allocate(&mut self, parts: &[ByteCount]) -> Result<(), ArenaError> {
+    pub(super) fn allocate(&mut self) -> Result<(), ArenaError> {
         let arena = self.claim.store().host.arena();
         let allocate = |part: &ByteCount| match part.0 {
             0 => Ok(Part::Empty),
             len => arena.allocate(len).map(Part::Extent),
         };
-        self.parts = parts.iter().map(allocate).collect::<Result<_, _>>()?;
+        self.parts = self.sizes.iter().map(allocate).collect::<Result<_, _>>()?;
         Ok(())
     }
 
@@ -120,10 +127,16 @@ impl Draft for HostDraft {
         let parts = extents.into_iter().map(|extent| extent.map(register).transpose());
         let parts = parts.collect::<Result<_, _>>();
         let parts = parts.map_err(|source| StoreError::Register { payload, source })?;
-        let Self { claim, token, room, .. } = *self;
-        room.set(ObjectState::Sealed);
-        let object = Arc::new(HostObject::new(payload, token, parts, room));
-        if claim.seal(&object) {
+        self.room.set(ObjectState::Sealed);
+        let about = About {
+            payload,
+            token: self.token,
+            retention: self.retention,
+            deadline: self.expires.and_then(|after| Instant::now().checked_add(after)),
+            parts: self.sizes,
+        };
+        let object = Arc::new(HostObject::new(Arc::new(about), parts, self.room));
+        if self.claim.seal(&object) {
             Ok(object)
         } else {
             Err(StoreError::NotFound { payload })

@@ -2,38 +2,40 @@ use std::sync::Arc;
 
 use stagewire_core::{ByteCount, PayloadId, RegionRef, Token};
 use stagewire_transfer::{Extent, Filling, Memory, Region, Target};
+use tokio::time::Instant;
 
 use super::fetch::{check_destinations, misfit};
 use super::rooms::Room;
-use crate::{Object, StoreError};
+use crate::{Object, Retention, StoreError};
 
-/// A sealed object.
+/// What stays the same of a sealed object, wherever its bytes are.
+#[derive(Debug)]
+pub(super) struct About {
+    pub(super) payload: PayloadId,
+    pub(super) token: Option<Token>,
+    pub(super) retention: Retention,
+    /// When it is deleted.
+    pub(super) deadline: Option<Instant>,
+    /// Bytes of each part.
+    pub(super) parts: Vec<ByteCount>,
+}
+
+/// A sealed object in memory.
 #[derive(Debug)]
 pub(super) struct HostObject {
-    payload: PayloadId,
-    token: Option<Token>,
+    about: Arc<About>,
     // Regions and bytes go before the room is given back.
     parts: Vec<Option<(Extent, Region)>>,
     room: Room,
 }
 
 impl HostObject {
-    pub(super) fn new(
-        payload: PayloadId,
-        token: Option<Token>,
-        parts: Vec<Option<(Extent, Region)>>,
-        room: Room,
-    ) -> Self {
-        Self {
-            payload,
-            token,
-            parts,
-            room,
-        }
+    pub(super) const fn new(about: Arc<About>, parts: Vec<Option<(Extent, Region)>>, room: Room) -> Self {
+        Self { about, parts, room }
     }
 
-    pub(super) const fn token(&self) -> Option<Token> {
-        self.token
+    pub(super) const fn about(&self) -> &Arc<About> {
+        &self.about
     }
 
     pub(super) const fn room(&self) -> &Room {
@@ -43,32 +45,29 @@ impl HostObject {
     pub(super) fn each_region(&self) -> impl Iterator<Item = &Region> {
         self.parts.iter().flatten().map(|part| &part.1)
     }
-}
 
-impl HostObject {
+    /// Whether somebody beside the index has it, in this process or another.
+    pub(super) fn is_read(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) > 1 || self.each_region().any(|region| !region.is_idle())
+    }
+
     /// Copies every part into its destination.
     pub(super) async fn copy_to(&self, destinations: &[Arc<Target>]) -> Result<(), StoreError> {
-        let payload = self.payload;
-        let sizes: Vec<ByteCount> = self.parts.iter().map(|part| part_size(part.as_ref())).collect();
-        check_destinations(payload, &sizes, destinations)?;
+        check_destinations(&self.about, destinations)?;
         for (part, (source, destination)) in self.parts.iter().zip(destinations).enumerate() {
             let filled = match source {
                 Some((extent, _)) => destination.fill(&Memory::from(extent.clone())).await,
                 None => destination.begin().map(Filling::commit),
             };
-            filled.map_err(|error| misfit(payload, part, sizes[part], destination, error))?;
+            filled.map_err(|error| misfit(&self.about, part, destination, error))?;
         }
         Ok(())
     }
 }
 
-fn part_size(part: Option<&(Extent, Region)>) -> ByteCount {
-    ByteCount(part.map_or(0, |(extent, _)| extent.len()))
-}
-
 impl Object for HostObject {
     fn payload(&self) -> PayloadId {
-        self.payload
+        self.about.payload
     }
 
     fn parts(&self) -> usize {

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stagewire_core::{ByteCount, PayloadId};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 
 use crate::{Holding, ObjectState, Share, Usage};
 
@@ -15,24 +15,30 @@ pub(super) fn in_pages(parts: &[ByteCount]) -> ByteCount {
     ByteCount(parts.iter().map(page).fold(0, u64::saturating_add))
 }
 
-/// Who holds how many of a bounded number of pages. Who asks first gets first.
+/// Who holds how many of a bounded number of bytes, in pages. When some come free, those who wait get theirs in the
+/// order they came; who needs too much is overtaken, since it may be the others who free what it waits for.
 #[derive(Debug)]
 pub(super) struct Rooms {
     limit: ByteCount,
-    free: Arc<Semaphore>,
     books: Mutex<Books>,
 }
 
 #[derive(Debug, Default)]
 struct Books {
-    /// Objects by size, then in the order they came.
-    by_size: BTreeMap<(ByteCount, u64), Holding>,
+    used: u64,
+    reserved: Share,
     /// One for each [`ObjectState`].
     shares: [Share; ObjectState::ALL.len()],
-    reserved: Share,
-    /// Bytes that somebody waits for.
-    wanted: u64,
+    /// Objects by size, then in the order they came.
+    by_size: BTreeMap<(ByteCount, u64), Holding>,
+    waiting: BTreeMap<u64, Waiter>,
     next: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    nbytes: u64,
+    grant: oneshot::Sender<Room>,
 }
 
 impl Books {
@@ -40,55 +46,70 @@ impl Books {
         &mut self.shares[state as usize]
     }
 
-    #[cfg(test)]
-    fn used(&self) -> u64 {
-        let objects: u64 = self.shares.iter().map(|share| share.nbytes.0).sum();
-        objects + self.reserved.nbytes.0
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Reserves room, if there is some.
+    fn take(&mut self, rooms: &Arc<Rooms>, nbytes: u64) -> Option<Room> {
+        let after = self.used.checked_add(nbytes)?;
+        if after > rooms.limit.0 {
+            return None;
+        }
+        self.used = after;
+        let nbytes = ByteCount(nbytes);
+        self.reserved.add(nbytes);
+        Some(Room {
+            rooms: Arc::clone(rooms),
+            nbytes,
+            serial: None,
+        })
     }
 }
 
 impl Rooms {
     pub(super) fn new(limit: ByteCount) -> Arc<Self> {
-        let pages = usize::try_from(limit.0 / PAGE).unwrap_or(usize::MAX);
-        Arc::new(Self {
-            limit,
-            free: Arc::new(Semaphore::new(pages.min(Semaphore::MAX_PERMITS))),
-            books: Mutex::default(),
-        })
+        let books = Mutex::default();
+        Arc::new(Self { limit, books })
     }
 
     pub(super) const fn limit(&self) -> ByteCount {
         self.limit
     }
 
-    /// Whether so much fits into the empty store.
-    pub(super) fn could_hold(&self, nbytes: ByteCount) -> bool {
-        nbytes.0.div_ceil(PAGE) <= (self.limit.0 / PAGE).min(u64::from(u32::MAX))
-    }
-
-    /// Reserves room, in whole pages, if it is there and nobody waits for it.
+    /// Reserves room, in whole pages, if it is there.
     pub(super) fn try_take(self: &Arc<Self>, nbytes: ByteCount) -> Option<Room> {
-        let pages = u32::try_from(nbytes.0.div_ceil(PAGE)).ok()?;
-        let permit = Arc::clone(&self.free).try_acquire_many_owned(pages).ok()?;
-        Some(Room::reserve(self, permit))
+        let nbytes = nbytes.0.checked_next_multiple_of(PAGE)?;
+        self.books().take(self, nbytes)
     }
 
-    /// Reserves room, in whole pages, once it is there; for ever where it [could not](Rooms::could_hold) be.
-    ///
-    /// # Cancel safety
-    /// A dropped future has taken nothing, and lost its place.
-    pub(super) async fn take(self: &Arc<Self>, nbytes: ByteCount) -> Room {
-        let _waiting = Waiting::new(self, nbytes);
-        let pages = u32::try_from(nbytes.0.div_ceil(PAGE)).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.free).acquire_many_owned(pages).await;
-        Room::reserve(self, permit.expect("the semaphore is never closed"))
+    /// Waits for room, in whole pages.
+    pub(super) fn queue(self: &Arc<Self>, nbytes: ByteCount) -> Queued {
+        let nbytes = nbytes.0.saturating_add(PAGE - 1) / PAGE * PAGE;
+        let (grant, granted) = oneshot::channel();
+        let mut books = self.books();
+        let ticket = books.number();
+        books.waiting.insert(ticket, Waiter { nbytes, grant });
+        drop(books);
+        self.settle();
+        let rooms = Arc::clone(self);
+        Queued { rooms, ticket, granted }
     }
 
-    #[cfg(test)]
-    /// Bytes that must come free before all who wait have room.
-    pub(super) fn shortage(&self) -> u64 {
+    /// Bytes that must come free for those who wait, as many of them as `supply` bytes are enough for, in the order they
+    /// came.
+    pub(super) fn shortage(&self, supply: u64) -> u64 {
         let books = self.books();
-        (books.used() + books.wanted).saturating_sub(self.limit.0 / PAGE * PAGE)
+        let short = |wanted: u64| books.used.saturating_add(wanted).saturating_sub(self.limit.0);
+        let mut wanted = 0_u64;
+        for waiter in books.waiting.values() {
+            let more = wanted.saturating_add(waiter.nbytes);
+            if short(more) <= supply {
+                wanted = more;
+            }
+        }
+        if wanted == 0 { 0 } else { short(wanted) }
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -104,28 +125,64 @@ impl Rooms {
         }
     }
 
+    /// Gives free room to those who wait for no more than that.
+    fn settle(self: &Arc<Self>) {
+        let mut books = self.books();
+        let mut granted = Vec::new();
+        let tickets: Vec<u64> = books.waiting.keys().copied().collect();
+        for ticket in tickets {
+            if let Some(nbytes) = books.waiting.get(&ticket).map(|waiter| waiter.nbytes)
+                && let Some(room) = books.take(self, nbytes)
+                && let Some(waiter) = books.waiting.remove(&ticket)
+            {
+                granted.push((waiter.grant, room));
+            }
+        }
+        drop(books);
+        for (grant, room) in granted {
+            // Who waits no more gives it back.
+            drop(grant.send(room));
+        }
+    }
+
     fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts as wanted.
-struct Waiting<'a> {
-    rooms: &'a Rooms,
-    nbytes: u64,
+/// A place among those who wait. Dropping it gives the place up.
+#[derive(Debug)]
+pub(super) struct Queued {
+    rooms: Arc<Rooms>,
+    ticket: u64,
+    granted: oneshot::Receiver<Room>,
 }
 
-impl<'a> Waiting<'a> {
-    fn new(rooms: &'a Rooms, nbytes: ByteCount) -> Self {
-        let nbytes = nbytes.0.next_multiple_of(PAGE);
-        rooms.books().wanted += nbytes;
-        Self { rooms, nbytes }
+impl Queued {
+    /// Whether nobody has waited longer.
+    pub(super) fn is_first(&self) -> bool {
+        let books = self.rooms.books();
+        books
+            .waiting
+            .first_key_value()
+            .is_none_or(|(ticket, _)| *ticket >= self.ticket)
+    }
+
+    /// Resolves when there is room.
+    ///
+    /// # Cancel safety
+    /// Safe: call it again.
+    pub(super) async fn room(&mut self) -> Room {
+        (&mut self.granted)
+            .await
+            .expect("it stays in the queue until it has room")
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Queued {
     fn drop(&mut self) {
-        self.rooms.books().wanted -= self.nbytes;
+        let waiter = self.rooms.books().waiting.remove(&self.ticket);
+        drop(waiter);
     }
 }
 
@@ -133,24 +190,14 @@ impl Drop for Waiting<'_> {
 #[derive(Debug)]
 pub(super) struct Room {
     rooms: Arc<Rooms>,
-    pages: OwnedSemaphorePermit,
+    nbytes: ByteCount,
     /// Where it stands in the books by size; `None` while it is reserved.
     serial: Option<u64>,
 }
 
 impl Room {
-    fn reserve(rooms: &Arc<Rooms>, pages: OwnedSemaphorePermit) -> Self {
-        let room = Self {
-            rooms: Arc::clone(rooms),
-            pages,
-            serial: None,
-        };
-        rooms.books().reserved.add(room.nbytes());
-        room
-    }
-
-    pub(super) fn nbytes(&self) -> ByteCount {
-        ByteCount(self.pages.num_permits() as u64 * PAGE)
+    pub(super) const fn nbytes(&self) -> ByteCount {
+        self.nbytes
     }
 
     /// Whether it is room of this store.
@@ -160,58 +207,61 @@ impl Room {
 
     /// Adds other reserved room of the same store to this.
     pub(super) fn join(&mut self, mut other: Self) {
-        let pages = other.pages.split(other.pages.num_permits());
         // The books stay as they are: the other one, now of no bytes, takes itself out.
-        self.pages.merge(pages.expect("all of them"));
+        self.nbytes += std::mem::take(&mut other.nbytes);
     }
 
     /// Gives the reserved room to an object being written, and back what it does not need.
     pub(super) fn give(mut self, payload: PayloadId, nbytes: ByteCount) -> Self {
-        let surplus = self.pages.num_permits() - (nbytes.0.div_ceil(PAGE) as usize).min(self.pages.num_permits());
-        let before = self.nbytes();
-        let surplus = self.pages.split(surplus);
-        let nbytes = self.nbytes();
+        let nbytes = nbytes.min(self.nbytes);
+        let surplus = self.nbytes.0 - nbytes.0;
         let mut books = self.rooms.books();
-        books.reserved.take(before);
-        let serial = books.next;
-        books.next += 1;
+        books.reserved.take(self.nbytes);
+        books.used -= surplus;
+        let serial = books.number();
         let state = ObjectState::Draft;
         books.share(state).add(nbytes);
-        books
-            .by_size
-            .insert((nbytes, serial), Holding { payload, nbytes, state });
+        let holding = Holding { payload, nbytes, state };
+        books.by_size.insert((nbytes, serial), holding);
         drop(books);
-        drop(surplus);
+        self.nbytes = nbytes;
         self.serial = Some(serial);
+        if surplus > 0 {
+            self.rooms.settle();
+        }
         self
     }
 
     /// Says what the object does with its room.
     pub(super) fn set(&self, state: ObjectState) {
         let Some(serial) = self.serial else { return };
-        let nbytes = self.nbytes();
         let mut books = self.rooms.books();
-        let Some(holding) = books.by_size.get_mut(&(nbytes, serial)) else {
+        let Some(holding) = books.by_size.get_mut(&(self.nbytes, serial)) else {
             return;
         };
         let before = std::mem::replace(&mut holding.state, state);
-        books.share(before).take(nbytes);
-        books.share(state).add(nbytes);
+        books.share(before).take(self.nbytes);
+        books.share(state).add(self.nbytes);
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let nbytes = self.nbytes();
         let mut books = self.rooms.books();
-        let share = match self.serial {
-            None => &mut books.reserved,
-            Some(serial) => match books.by_size.remove(&(nbytes, serial)) {
-                Some(holding) => books.share(holding.state),
-                None => return,
-            },
-        };
-        share.take(nbytes);
+        books.used -= self.nbytes.0;
+        match self.serial {
+            None => books.reserved.take(self.nbytes),
+            Some(serial) => {
+                let holding = books.by_size.remove(&(self.nbytes, serial));
+                let state = holding.expect("it is there until it is dropped").state;
+                books.share(state).take(self.nbytes);
+            }
+        }
+        let waited_for = !books.waiting.is_empty();
+        drop(books);
+        if waited_for {
+            self.rooms.settle();
+        }
     }
 }
 
@@ -241,7 +291,6 @@ mod tests {
         let first = rooms.try_take(pages(6)).expect("room").give(id(1), pages(6));
         assert!(rooms.try_take(pages(5)).is_none());
         assert!(rooms.try_take(ByteCount(u64::MAX)).is_none());
-        assert!(!rooms.could_hold(pages(11)) && rooms.could_hold(pages(10)));
         let second = rooms.try_take(pages(4)).expect("room").give(id(2), pages(4));
         second.set(ObjectState::Sealed);
         let usage = rooms.usage();
@@ -270,19 +319,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_first_gets_first() {
-        let rooms = Rooms::new(pages(2));
-        let held = rooms.try_take(pages(1)).expect("room");
-        let mut large = Box::pin(rooms.take(pages(2)));
-        tokio::select! {
-            biased;
-            _ = &mut large => panic!("there is room for one"),
-            () = std::future::ready(()) => {}
-        }
-        assert_eq!(rooms.shortage(), PAGE);
-        assert!(rooms.try_take(pages(1)).is_none(), "a small one overtook");
-        drop(held);
-        assert_eq!(large.await.nbytes(), pages(2));
-        assert_eq!(rooms.shortage(), 0);
+    async fn who_waits_gets_room_in_order_as_far_as_there_is_some() {
+        let rooms = Rooms::new(pages(4));
+        let held = [(); 4].map(|()| rooms.try_take(pages(1)).expect("room"));
+        let mut queued = [3, 1, 2, 9].map(|count| rooms.queue(pages(count)));
+        assert!(queued[0].is_first() && !queued[1].is_first());
+        let shortage = |supply| rooms.shortage(supply * PAGE) / PAGE;
+        assert_eq!(shortage(100), 15);
+        assert_eq!(shortage(6), 6, "the last one needs more than there is");
+        assert_eq!(shortage(2), 1, "enough for the second alone");
+        assert_eq!(shortage(0), 0);
+        let [first, second, third, fourth] = held;
+        drop(first);
+        let small = queued[1].room().await;
+        assert_eq!(small.nbytes(), pages(1));
+        drop((second, third));
+        assert_eq!(queued[2].room().await.nbytes(), pages(2), "the first needs three");
+        drop(fourth);
+        assert_eq!(queued[0].room().await.nbytes(), pages(3));
+        drop((small, queued));
+        assert_eq!(rooms.usage().used(), ByteCount(0));
+        assert_eq!(rooms.shortage(u64::MAX), 0, "somebody still waits");
     }
 }

@@ -50,7 +50,7 @@ fn id(n: u128) -> PayloadId {
 #[tokio::test]
 async fn the_host_store_conforms() {
     let mut worlds = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..13 {
         worlds.push(World::new().await);
     }
     let mut next = worlds.iter();
