@@ -4,7 +4,7 @@ use std::time::Duration;
 use stagewire_core::{ByteCount, Classify, ErrorClass, PayloadId};
 use stagewire_transfer::{ArenaError, RegisterError, TargetError};
 
-use crate::{Fenced, Usage};
+use crate::{Fenced, JournalError, KeeperError, Usage};
 
 /// Why a store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,10 @@ pub enum StoreError {
     },
     #[error("payload {payload} cannot be offered to other processes")]
     Register { payload: PayloadId, source: RegisterError },
+    #[error("payload {payload} could not be written into the store's index")]
+    Index { payload: PayloadId, source: JournalError },
+    #[error("the keeper did not take the memory of payload {payload}")]
+    Keeper { payload: PayloadId, source: KeeperError },
     #[error("payload {payload} has {parts} parts; there is no part {part}")]
     NoSuchPart {
         payload: PayloadId,
@@ -83,6 +87,8 @@ impl Classify for StoreError {
             Self::Target { source, .. } => source.class(),
             Self::Arena { source, .. } => source.class(),
             Self::Register { source, .. } => source.class(),
+            Self::Index { source, .. } => source.class(),
+            Self::Keeper { source, .. } => source.class(),
         }
     }
 
@@ -96,6 +102,8 @@ impl Classify for StoreError {
             Self::Exhausted { .. } | Self::Unreserved { .. } => "credit.store_bytes",
             Self::Arena { source, .. } => source.reason(),
             Self::Register { source, .. } => source.reason(),
+            Self::Index { source, .. } => source.reason(),
+            Self::Keeper { source, .. } => source.reason(),
             Self::NoSuchPart { .. } => "store.no_such_part",
             Self::Busy { .. } => "store.busy",
             Self::Unwritten { .. } => "store.unwritten",
@@ -132,6 +140,8 @@ impl StoreError {
             | Self::Exhausted { payload, .. }
             | Self::Arena { payload, .. }
             | Self::Register { payload, .. }
+            | Self::Index { payload, .. }
+            | Self::Keeper { payload, .. }
             | Self::NoSuchPart { payload, .. }
             | Self::Busy { payload, .. }
             | Self::Unwritten { payload, .. }

@@ -1,8 +1,10 @@
 mod draft;
+mod durable;
 mod expiry;
 mod fetch;
 mod index;
 mod object;
+mod open;
 mod order;
 mod pressure;
 mod rooms;
@@ -19,20 +21,26 @@ use tokio::runtime;
 use tokio::sync::Notify;
 
 use crate::gate::same_job;
+use crate::journal::{Appended, Record};
 use crate::stats::Counts;
-use crate::{Draft, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats, TokenGate, Usage};
+use crate::{
+    Draft, JournalError, KeeperError, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats,
+    TokenGate, Usage,
+};
 use draft::HostDraft;
+use durable::Durable;
 use index::{Claim, Index, Slot};
 use object::HostObject;
 use rooms::{Rooms, in_pages};
 
-/// Shared memory beyond the bound of a store: what lies between payloads, too small for the next one, and copies into
-/// aborted drafts that still run.
+/// Shared memory beyond the bound of a store and a quarter: what lies between payloads, too small for the next one, and
+/// copies into aborted drafts that still run. Pages that were never used take no memory.
 const SLACK: u64 = 64 << 20;
 /// Pause before the arena is asked again where there is room in the books but none in one piece.
 const ARENA_PAUSE: Duration = Duration::from_millis(5);
 
-/// A store in the shared memory of this process: readers map it or copy out of it. It ends with the process.
+/// A store in the shared memory of this process: readers map it or copy out of it. It ends with the process, unless it
+/// was opened as a durable one.
 ///
 /// Cloning gives another reference to the same store.
 #[derive(Clone)]
@@ -50,6 +58,7 @@ struct Inner {
     deadlines: Arc<Notify>,
     counts: Counts,
     runtime: runtime::Handle,
+    durable: Option<Arc<Durable>>,
 }
 
 impl Drop for Inner {
@@ -74,7 +83,7 @@ impl fmt::Debug for HostStore {
 impl HostStore {
     /// The arena that a store of at most `limit` bytes needs.
     pub const fn arena_limit(limit: ByteCount) -> ByteCount {
-        ByteCount(limit.0.saturating_add(SLACK))
+        ByteCount(limit.0.saturating_add(limit.0 / 4).saturating_add(SLACK))
     }
 
     /// A store of at most `limit` bytes, in whole pages for each part, in the arena of `host`: see
@@ -83,16 +92,11 @@ impl HostStore {
     /// # Panics
     /// Where it is not called on a tokio runtime.
     pub fn new(host: &Arc<Host>, limit: ByteCount, gate: Arc<TokenGate>) -> Self {
-        let inner = Arc::new(Inner {
-            host: Arc::clone(host),
-            shm: host.shm(),
-            gate,
-            rooms: Rooms::new(limit),
-            index: Mutex::default(),
-            deadlines: Arc::default(),
-            counts: Counts::default(),
-            runtime: runtime::Handle::current(),
-        });
+        Self::start(Inner::new(host, limit, gate))
+    }
+
+    fn start(inner: Inner) -> Self {
+        let inner = Arc::new(inner);
         let expiry = expiry::run(Arc::downgrade(&inner), Arc::clone(&inner.deadlines));
         inner.runtime.spawn(expiry);
         Self { inner }
@@ -116,7 +120,27 @@ impl HostStore {
     /// Takes an object away, whoever wrote it: for the process that the store belongs to. Returns whether it was
     /// there.
     pub fn remove(&self, payload: PayloadId) -> bool {
-        self.inner.remove(payload)
+        self.inner.remove(payload).unwrap_or_else(|error| {
+            // It is written with the next record.
+            tracing::error!(%payload, %error, "a payload that is gone is still in the store's index");
+            true
+        })
+    }
+
+    /// Ends the store in an orderly way: its objects are gone, and so is the keeper of their memory. Nothing comes over
+    /// to the next process. A store that is dropped without this leaves everything to that one. Blocks for a moment.
+    ///
+    /// # Errors
+    /// [`KeeperError`] where the keeper did not answer; it ends by itself.
+    pub fn close(&self) -> Result<(), KeeperError> {
+        let Some(durable) = &self.inner.durable else {
+            return Ok(());
+        };
+        let sealed = self.inner.lock().sealed();
+        for payload in sealed {
+            self.remove(payload);
+        }
+        durable.keeping.stop()
     }
 }
 
@@ -196,15 +220,29 @@ impl Store for HostStore {
             None => return Err(StoreError::NotFound { payload }),
         };
         same_job(owner, token).map_err(fenced)?;
-        if self.inner.remove(payload) {
-            Ok(())
-        } else {
-            Err(StoreError::NotFound { payload })
+        match self.inner.remove(payload) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(StoreError::NotFound { payload }),
+            Err(source) => Err(StoreError::Index { payload, source }),
         }
     }
 }
 
 impl Inner {
+    fn new(host: &Arc<Host>, limit: ByteCount, gate: Arc<TokenGate>) -> Self {
+        Self {
+            host: Arc::clone(host),
+            shm: host.shm(),
+            gate,
+            rooms: Rooms::new(limit),
+            index: Mutex::default(),
+            deadlines: Arc::default(),
+            counts: Counts::default(),
+            runtime: runtime::Handle::current(),
+            durable: None,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -220,15 +258,46 @@ impl Inner {
         self.lock()
     }
 
-    fn remove(&self, payload: PayloadId) -> bool {
-        let slot = self.lock().take(payload);
-        match slot {
-            Some(Slot::Sealed(entry)) => self.drain(entry.into_object()),
+    /// Takes an object away. It is gone also where the index could not be told.
+    fn remove(&self, payload: PayloadId) -> Result<bool, JournalError> {
+        let mut index = self.lock();
+        match index.take(payload) {
+            Some(Slot::Sealed(entry)) => {
+                // Under the lock: nobody writes another object of this key before.
+                let written = self.journal(|| Record::Gone(payload));
+                drop(index);
+                self.drain(entry.into_object());
+                written.map(|()| true)
+            }
             // The draft finds out when it seals; its bytes go with it.
-            Some(Slot::Draft { .. }) => {}
-            None => return false,
+            Some(Slot::Draft { .. }) => Ok(true),
+            None => Ok(false),
         }
-        true
+    }
+
+    /// Writes that objects are gone, before anybody can write others under their keys.
+    fn journal_gone(&self, payloads: impl IntoIterator<Item = PayloadId>) {
+        for payload in payloads {
+            if let Err(error) = self.journal(|| Record::Gone(payload)) {
+                // It is written with the next record.
+                tracing::error!(%payload, %error, "a payload that is gone is still in the store's index");
+            }
+        }
+    }
+
+    /// Writes a record, where the store is a durable one. It outlives this process at once, and the machine's power a
+    /// moment later, where that matters.
+    fn journal(&self, record: impl FnOnce() -> Record) -> Result<(), JournalError> {
+        let Some(durable) = &self.durable else { return Ok(()) };
+        if durable.journal.append(record())? == Appended::Sync {
+            let durable = Arc::clone(durable);
+            self.runtime.spawn_blocking(move || {
+                if let Err(error) = durable.journal.sync() {
+                    tracing::error!(%error, "a deleted payload may come back after a loss of power");
+                }
+            });
+        }
+        Ok(())
     }
 
     /// Keeps a deleted object in the books until its last reader is done.

@@ -5,15 +5,16 @@
 //! processes of the host read them without a copy.
 //!
 //! *What it is not.* It does not talk to other processes: `stagewire-connector` pulls payloads in and hands them out.
-//! It does not survive its process: what was in it must be produced again.
 //!
 //! *Guarantees.* An object is readable only when it is complete, and never changes after. Put-if-absent is truthful:
 //! of several writers of one key exactly one gets it, and the others are told. The bytes of all objects stay under the
 //! bound, in whole pages for each part, those included that are deleted but still read; an error about space says what
-//! holds it.
+//! holds it. A store that was opened as a durable one survives the end of its process, however that comes:
+//! what was sealed and not deleted is there again, byte for byte, for the next process; see [`HostStore::open`].
 //!
 //! *Non-guarantees.* A copy into an aborted draft may run on for a moment; its pages are free only then, although the
-//! store's books already show them as free. The arena's own bound holds all the same.
+//! store's books already show them as free. The arena's own bound holds all the same. Objects in memory do not survive
+//! the machine, nor the end of store and keeper at the same time.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -44,6 +45,9 @@ pub mod conformance;
 mod error;
 mod gate;
 mod host;
+mod journal;
+mod keeper;
+mod recover;
 mod reservation;
 mod stats;
 mod store;
@@ -52,6 +56,9 @@ mod usage;
 pub use error::StoreError;
 pub use gate::{Fenced, TokenGate};
 pub use host::HostStore;
+pub use journal::JournalError;
+pub use keeper::{KeeperCommand, KeeperError, KeeperOptions, LINGER, run as run_keeper};
+pub use recover::{DurableOptions, OpenError, Recovery, StoreOptions, Survivor};
 pub use reservation::Reservation;
 pub use stats::StoreStats;
 pub use store::{Draft, NewObject, Object, Retention, Store};

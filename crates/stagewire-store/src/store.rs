@@ -41,6 +41,8 @@ pub struct NewObject {
     pub expires: Option<Duration>,
     /// Room that was reserved for it. What it does not need of that is given back.
     pub reservation: Option<Reservation>,
+    /// What its owner wants to find again with it after the store's process has died.
+    pub label: Vec<u8>,
 }
 
 impl NewObject {
@@ -54,6 +56,7 @@ impl NewObject {
             retention: Retention::Held,
             expires: None,
             reservation: None,
+            label: Vec::new(),
         }
     }
 }
@@ -139,7 +142,9 @@ pub trait Draft: fmt::Debug + Send {
     ///
     /// # Errors
     /// [`StoreError::Busy`] where a [`Target`] of it is still in use, [`StoreError::Unwritten`] where one is not full,
-    /// [`StoreError::Fenced`] where the writer's token was revoked meanwhile, [`StoreError::NotFound`] where the object was deleted meanwhile. The draft is gone then.
+    /// [`StoreError::Fenced`] where the writer's token was revoked meanwhile, [`StoreError::NotFound`] where the object was deleted meanwhile,
+    /// [`StoreError::Index`] and [`StoreError::Keeper`] where it would not survive this process although it should. The
+    /// draft is gone then.
     async fn seal(self: Box<Self>) -> Result<Arc<dyn Object>, StoreError>;
 }
 

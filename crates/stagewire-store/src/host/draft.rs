@@ -27,6 +27,7 @@ pub(super) struct HostDraft {
     retention: Retention,
     expires: Option<Duration>,
     sizes: Vec<ByteCount>,
+    label: Vec<u8>,
     parts: Vec<Part>,
     room: Room,
 }
@@ -39,6 +40,7 @@ impl HostDraft {
             retention: object.retention,
             expires: object.expires,
             sizes: object.parts,
+            label: object.label,
             parts: Vec::new(),
             room,
         }
@@ -119,6 +121,11 @@ impl Draft for HostDraft {
         let fenced = |source| StoreError::Fenced { payload, source };
         self.claim.store().gate.check(self.token).map_err(fenced)?;
         let extents = self.freeze()?;
+        if let Some(durable) = &self.claim.store().durable {
+            let kept = extents.iter().flatten().cloned().collect();
+            let kept = durable.keeping.keep(self.claim.store().host.arena(), kept).await;
+            kept.map_err(|source| StoreError::Keeper { payload, source })?;
+        }
         let register = |extent: Extent| {
             let memory = Memory::Arena(extent.clone());
             let region = self.claim.store().shm.register(memory, RegisterOptions::default());
@@ -134,12 +141,13 @@ impl Draft for HostDraft {
             retention: self.retention,
             deadline: self.expires.and_then(|after| Instant::now().checked_add(after)),
             parts: self.sizes,
+            label: self.label,
         };
         let object = Arc::new(HostObject::new(Arc::new(about), parts, self.room));
-        if self.claim.seal(&object) {
-            Ok(object)
-        } else {
-            Err(StoreError::NotFound { payload })
+        match self.claim.seal(&object) {
+            Ok(true) => Ok(object),
+            Ok(false) => Err(StoreError::NotFound { payload }),
+            Err(source) => Err(StoreError::Index { payload, source }),
         }
     }
 }

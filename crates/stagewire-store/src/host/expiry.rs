@@ -34,6 +34,7 @@ impl Inner {
                 return index.next_deadline();
             };
             let slot = index.take(payload);
+            self.journal_gone([payload]);
             drop(index);
             if let Some(Slot::Sealed(entry)) = slot {
                 let object = entry.into_object();

@@ -8,7 +8,8 @@ use uuid::Uuid;
 use super::Inner;
 use super::object::HostObject;
 use super::order::{Class, Order, Rank};
-use crate::{Object, Retention, StoreError};
+use crate::journal::Record;
+use crate::{JournalError, Retention, StoreError};
 
 /// What stands under each key.
 #[derive(Debug, Default)]
@@ -110,13 +111,11 @@ impl Index {
         Some(slot)
     }
 
-    /// Puts the object in the place of its draft; false where that was deleted meanwhile.
-    fn seal(&mut self, draft: u64, object: &Arc<HostObject>) -> bool {
-        let payload = object.payload();
-        if !self.is_draft(payload, draft) {
-            return false;
-        }
+    /// Puts a sealed object in its place.
+    pub(super) fn put(&mut self, object: &Arc<HostObject>) {
         let about = object.about();
+        let payload = about.payload;
+        self.writers.extend(about.token.map(|token| (token, payload)));
         self.deadlines
             .extend(about.deadline.map(|deadline| (deadline, payload)));
         let rank = match about.retention {
@@ -129,7 +128,12 @@ impl Index {
             rank,
         };
         self.slots.insert(payload, Slot::Sealed(entry));
-        true
+    }
+
+    /// The keys of all sealed objects.
+    pub(super) fn sealed(&self) -> Vec<PayloadId> {
+        let sealed = self.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Sealed(_)));
+        sealed.map(|(payload, _)| *payload).collect()
     }
 
     /// Takes a draft away, unless something else stands under its key by now.
@@ -227,15 +231,20 @@ impl Claim {
     }
 
     /// Puts the object in the place of the draft; false where that was deleted meanwhile.
-    pub(super) fn seal(&self, object: &Arc<HostObject>) -> bool {
+    pub(super) fn seal(&self, object: &Arc<HostObject>) -> Result<bool, JournalError> {
         let mut index = self.inner.lock();
-        let sealed = index.seal(self.serial, object);
+        if !index.is_draft(self.payload, self.serial) {
+            return Ok(false);
+        }
+        // Under the lock: a delete comes before this record and is heard, or after it and is written.
+        self.inner.journal(|| Record::Sealed(self.payload, object.entry()))?;
+        index.put(object);
         let next = index.next_deadline();
         drop(index);
-        if sealed && object.about().deadline.is_some_and(|deadline| next == Some(deadline)) {
+        if object.about().deadline.is_some_and(|deadline| next == Some(deadline)) {
             self.inner.deadlines.notify_one();
         }
-        sealed
+        Ok(true)
     }
 }
 

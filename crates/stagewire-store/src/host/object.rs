@@ -5,7 +5,9 @@ use stagewire_transfer::{Extent, Filling, Memory, Region, Target};
 use tokio::time::Instant;
 
 use super::fetch::{check_destinations, misfit};
+use super::open::now;
 use super::rooms::Room;
+use crate::journal::{Entry, Place};
 use crate::{Object, Retention, StoreError};
 
 /// What stays the same of a sealed object, wherever its bytes are.
@@ -18,6 +20,26 @@ pub(super) struct About {
     pub(super) deadline: Option<Instant>,
     /// Bytes of each part.
     pub(super) parts: Vec<ByteCount>,
+    /// [`NewObject::label`](crate::NewObject::label).
+    pub(super) label: Vec<u8>,
+}
+
+impl About {
+    /// What the index of a durable store remembers of it.
+    pub(super) fn entry(&self, place: Place) -> Entry {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now()).as_millis();
+        let expires_at = self
+            .deadline
+            .map(|deadline| now().saturating_add(u64::try_from(left(deadline)).unwrap_or(u64::MAX)));
+        Entry {
+            token: self.token,
+            retention: self.retention.into(),
+            expires_at,
+            parts: self.parts.iter().map(|part| part.0).collect(),
+            place,
+            label: self.label.clone(),
+        }
+    }
 }
 
 /// A sealed object in memory.
@@ -40,6 +62,13 @@ impl HostObject {
 
     pub(super) const fn room(&self) -> &Room {
         &self.room
+    }
+
+    /// What the index of a durable store remembers of it, here.
+    pub(super) fn entry(&self) -> Entry {
+        let location = |part: &Option<(Extent, Region)>| part.as_ref().map(|part| part.0.location());
+        self.about
+            .entry(Place::Memory(self.parts.iter().map(location).collect()))
     }
 
     pub(super) fn each_region(&self) -> impl Iterator<Item = &Region> {

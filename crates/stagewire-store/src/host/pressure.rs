@@ -61,6 +61,7 @@ impl Inner {
         let mut gone = index.evict(Class::Cached, short);
         let freed: u64 = gone.iter().map(|object| object.room().nbytes().0).sum();
         gone.extend(index.evict(Class::SoftPinned, short.saturating_sub(freed)));
+        self.journal_gone(gone.iter().map(|object| object.about().payload));
         drop(index);
         for object in gone {
             self.counts.evicted.add(object.room().nbytes());

@@ -65,12 +65,24 @@ impl Extent {
 
     /// The segment that it lies in.
     pub fn lend(&self) -> Lent<'_> {
-        let segment = self.segment();
+        self.segment().lend()
+    }
+}
+
+impl Segment {
+    fn lend(&self) -> Lent<'_> {
         Lent {
-            name: segment.name(),
-            len: ByteCount(segment.len()),
-            descriptor: segment.reader(),
+            name: self.name(),
+            len: ByteCount(self.len()),
+            descriptor: self.reader(),
         }
+    }
+}
+
+impl Inherited {
+    /// Bytes of physical memory that it takes.
+    pub fn resident(&self) -> ByteCount {
+        ByteCount(super::segment::resident(&self.descriptor, self.len.0))
     }
 }
 
@@ -118,6 +130,17 @@ impl Arena {
             Extent::adopted(self.inner.clone(), segment.clone(), offset, len, reserved)
         };
         Ok(in_use.iter().map(extent).collect())
+    }
+
+    /// Lends every segment to `take`, until that fails.
+    ///
+    /// # Errors
+    /// Those of `take`.
+    pub fn lend_each<E>(&self, mut take: impl FnMut(Lent<'_>) -> Result<(), E>) -> Result<(), E> {
+        let state = self.inner.lock();
+        let segments: Vec<_> = state.segments.values().map(|pooled| pooled.segment.clone()).collect();
+        drop(state);
+        segments.iter().try_for_each(|segment| take(segment.lend()))
     }
 
     /// The segments that hold something, or could.

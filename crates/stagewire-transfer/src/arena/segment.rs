@@ -74,8 +74,7 @@ impl Segment {
 
     /// Bytes of physical memory that it takes.
     pub(super) fn resident(&self) -> u64 {
-        // The kernel counts in units of 512 bytes. A descriptor that cannot be asked is taken to be full.
-        rustix::fs::fstat(&self.reader).map_or(self.len, |stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+        resident(&self.reader, self.len)
     }
 
     pub(crate) fn name(&self) -> SegmentName {
@@ -123,6 +122,12 @@ fn memfd() -> rustix::io::Result<OwnedFd> {
         Err(rustix::io::Errno::INVAL) => memfd_create("stagewire-arena", flags),
         made => made,
     }
+}
+
+/// Bytes of physical memory that a memfd of `len` bytes takes.
+pub(super) fn resident(memfd: &OwnedFd, len: u64) -> u64 {
+    // The kernel counts in units of 512 bytes. A descriptor that cannot be asked is taken to be full.
+    rustix::fs::fstat(memfd).map_or(len, |stat| u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
 }
 
 /// Maps all `len` bytes of a memfd, shared.

@@ -1,0 +1,278 @@
+//! What makes a store survive its process: its index on disk, and its memory with a keeper.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use stagewire_transfer::{Arena, Extent, Inherited, ProcessWatch, SegmentName};
+use tokio::sync::watch;
+
+use crate::journal::Journal;
+use crate::keeper::Link;
+use crate::{DurableOptions, KeeperCommand, KeeperError, OpenError};
+
+const LOCK: &str = "store.lock";
+/// Pause before another try to start a keeper.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Everything that a data directory gives to its store.
+#[derive(Debug)]
+pub(super) struct Durable {
+    pub(super) journal: Journal,
+    pub(super) keeping: Arc<Keeping>,
+    /// Dropped with the store: ends the task that watches the keeper.
+    alive: watch::Sender<()>,
+    _lock: File,
+}
+
+/// What was found in a data directory.
+pub(super) struct Found {
+    pub(super) durable: Durable,
+    pub(super) segments: Vec<Inherited>,
+    pub(super) torn_bytes: u64,
+}
+
+impl Durable {
+    /// Takes the data directory. Blocks.
+    pub(super) fn open(options: &DurableOptions) -> Result<Found, OpenError> {
+        let DurableOptions { dir, keeper } = options;
+        let dir = private_dir(dir)?;
+        let lock = lock(&dir)?;
+        let (journal, torn_bytes) = Journal::open(&dir)?;
+        let link = Link::open(&dir, keeper)?;
+        let segments = link.fetch()?;
+        let keeping = Keeping {
+            dir,
+            command: keeper.clone(),
+            state: Mutex::new(State {
+                link: Arc::new(link),
+                kept: segments.iter().map(|segment| segment.name).collect(),
+                stopped: false,
+            }),
+            turn: Mutex::default(),
+        };
+        let durable = Self {
+            journal,
+            keeping: Arc::new(keeping),
+            alive: watch::Sender::new(()),
+            _lock: lock,
+        };
+        Ok(Found {
+            durable,
+            segments,
+            torn_bytes,
+        })
+    }
+
+    /// Starts another keeper where this one dies, and lets it drop what the arena has given up.
+    pub(super) fn watch(&self, arena: &Arena) {
+        tokio::spawn(watch_keeper(
+            Arc::clone(&self.keeping),
+            arena.clone(),
+            self.alive.subscribe(),
+        ));
+    }
+}
+
+/// The keeper, and what it has.
+#[derive(Debug)]
+pub(super) struct Keeping {
+    dir: PathBuf,
+    command: KeeperCommand,
+    state: Mutex<State>,
+    /// Held by who changes what the keeper has.
+    turn: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    link: Arc<Link>,
+    kept: BTreeSet<SegmentName>,
+    stopped: bool,
+}
+
+impl Keeping {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns once the keeper has the memory of these extents. Waits for the keeper only where one lies in a segment
+    /// that it has not got yet, which is rare.
+    pub(super) async fn keep(self: &Arc<Self>, arena: &Arena, extents: Vec<Extent>) -> Result<(), KeeperError> {
+        let missing = {
+            let state = self.state();
+            extents
+                .into_iter()
+                .filter(|extent| !state.kept.contains(&extent.location().segment))
+                .collect::<Vec<_>>()
+        };
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let (keeping, arena) = (Arc::clone(self), arena.clone());
+        let kept = tokio::task::spawn_blocking(move || keeping.keep_now(&arena, &missing)).await;
+        kept.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    }
+
+    /// The same, blocking.
+    pub(super) fn keep_now(&self, arena: &Arena, extents: &[Extent]) -> Result<(), KeeperError> {
+        let turn = self.turn();
+        for extent in extents {
+            let lent = extent.lend();
+            if self.state().kept.contains(&lent.name) {
+                continue;
+            }
+            let link = Arc::clone(&self.state().link);
+            match link.keep(lent) {
+                Ok(()) => {
+                    self.state().kept.insert(lent.name);
+                }
+                // It has died: the next one gets everything.
+                Err(KeeperError::Io { .. }) => return self.restart(arena, &turn),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a keeper where there is none, and gives it every segment.
+    fn restart(&self, arena: &Arena, _turn: &MutexGuard<'_, ()>) -> Result<(), KeeperError> {
+        if self.state().stopped {
+            return Ok(());
+        }
+        let link = Link::open(&self.dir, &self.command)?;
+        let mut kept = BTreeSet::new();
+        arena.lend_each(|lent| {
+            kept.insert(lent.name);
+            link.keep(lent)
+        })?;
+        let pid = link.process().pid;
+        let mut state = self.state();
+        state.link = Arc::new(link);
+        state.kept = kept;
+        drop(state);
+        tracing::warn!(dir = %self.dir.display(), pid, "the keeper of the store's memory had ended; another one has it now");
+        Ok(())
+    }
+
+    /// Lets the keeper drop what the arena no longer has.
+    pub(super) fn drop_retired(&self, arena: &Arena) {
+        let _turn = self.turn();
+        let (link, kept) = {
+            let state = self.state();
+            (Arc::clone(&state.link), state.kept.clone())
+        };
+        let there: BTreeSet<_> = arena.segment_names().into_iter().collect();
+        for name in kept.difference(&there) {
+            match link.drop_segment(*name) {
+                Ok(()) => {
+                    self.state().kept.remove(name);
+                }
+                // A keeper that has died is another one's care.
+                Err(error) => return tracing::debug!(%error, "the keeper did not drop a segment"),
+            }
+        }
+    }
+
+    /// Ends the keeper: nothing is to survive.
+    pub(super) fn stop(&self) -> Result<(), KeeperError> {
+        let _turn = self.turn();
+        let link = {
+            let mut state = self.state();
+            state.stopped = true;
+            Arc::clone(&state.link)
+        };
+        link.stop()
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn watch_keeper(keeping: Arc<Keeping>, arena: Arena, mut alive: watch::Receiver<()>) {
+    let mut retired = arena.retired();
+    loop {
+        let process = keeping.state().link.process();
+        let watch = ProcessWatch::open(process);
+        let died = async {
+            if let Ok(watch) = &watch {
+                watch.died().await;
+            }
+        };
+        let ended = tokio::select! {
+            _ = alive.changed() => return,
+            changed = retired.changed() => match changed {
+                Ok(()) => false,
+                Err(_) => return,
+            },
+            () = died => true,
+        };
+        if keeping.state().stopped {
+            return;
+        }
+        let (task_keeping, task_arena) = (Arc::clone(&keeping), arena.clone());
+        let done = tokio::task::spawn_blocking(move || {
+            if ended {
+                let turn = task_keeping.turn();
+                // Somebody who wanted to keep a segment may have been first.
+                if task_keeping.state().link.process() == process {
+                    return task_keeping.restart(&task_arena, &turn);
+                }
+            }
+            task_keeping.drop_retired(&task_arena);
+            Ok(())
+        });
+        if let Ok(Err(error)) = done.await {
+            tracing::error!(%error, "the store's memory has no keeper: it would not survive this process");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+}
+
+/// Makes the directory, or proves that nobody else can enter it.
+fn private_dir(dir: &Path) -> Result<PathBuf, OpenError> {
+    let failed = |what| {
+        move |source| OpenError::Dir {
+            what,
+            dir: dir.to_owned(),
+            source,
+        }
+    };
+    let mut builder = fs::DirBuilder::new();
+    builder
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+        .map_err(failed("make"))?;
+    let found = fs::metadata(dir).map_err(failed("look at"))?;
+    let (mode, owner, me) = (found.mode() & 0o777, found.uid(), rustix::process::geteuid().as_raw());
+    if mode & 0o077 != 0 || owner != me {
+        let problem = format!("it has mode {mode:03o} and belongs to user {owner}");
+        return Err(OpenError::Insecure {
+            dir: dir.to_owned(),
+            problem,
+        });
+    }
+    fs::canonicalize(dir).map_err(failed("find"))
+}
+
+/// The lock of the directory, for as long as the file is open.
+fn lock(dir: &Path) -> Result<File, OpenError> {
+    let failed = |source| OpenError::Dir {
+        what: "lock",
+        dir: dir.to_owned(),
+        source,
+    };
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(dir.join(LOCK)).map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::InUse { dir: dir.to_owned() }),
+        locked => locked.map(|()| file).map_err(|error| failed(error.into())),
+    }
+}

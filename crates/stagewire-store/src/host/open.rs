@@ -1,0 +1,266 @@
+//! Taking over what the process before left.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use stagewire_core::{ByteCount, PayloadId};
+use stagewire_transfer::{AdoptError, Arena, Extent, Host, Inherited, Location, Memory, RegisterOptions, SegmentName};
+
+use super::durable::{Durable, Found};
+use super::object::{About, HostObject};
+use super::rooms::in_pages;
+use super::{HostStore, Inner};
+use crate::journal::{Entry, Place, Record};
+use crate::{DurableOptions, ObjectState, OpenError, Recovery, StoreOptions, Survivor};
+
+/// Segments of a durable store are this part of its limit: each goes, after a restart, once nothing of it is in use.
+const SEGMENTS: u64 = 8;
+/// Smallest segment.
+const SEGMENT: u64 = 4 << 20;
+
+/// Milliseconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl HostStore {
+    /// A store in the arena of `host`: see [`HostStore::arena_limit`]. A durable one begins with everything that was
+    /// sealed and not deleted when the process before ended, however it ended.
+    ///
+    /// # Errors
+    /// [`OpenError`]; what the process before left stays as it is then.
+    ///
+    /// # Cancel safety
+    /// A dropped future leaves everything as it was for the next one to open.
+    ///
+    /// # Panics
+    /// Where it is not called on a tokio runtime.
+    pub async fn open(host: &Arc<Host>, options: StoreOptions) -> Result<(Self, Recovery), OpenError> {
+        let StoreOptions { limit, gate, durable } = options;
+        let Some(durable) = durable else {
+            return Ok((Self::new(host, limit, gate), Recovery::default()));
+        };
+        let begin = Instant::now();
+        let found = take(durable).await?;
+        host.arena().segments_of(ByteCount((limit.0 / SEGMENTS).max(SEGMENT)));
+        let mut inner = Inner::new(host, limit, gate);
+        inner.durable = Some(Arc::new(found.durable));
+        let store = Self::start(inner);
+        let mut recovery = Recovery {
+            torn_bytes: found.torn_bytes,
+            ..Recovery::default()
+        };
+        let (inner, segments) = (Arc::clone(&store.inner), found.segments);
+        // Copying may take a while.
+        let recovered = tokio::task::spawn_blocking(move || {
+            inner.recover(segments, &mut recovery)?;
+            Ok::<_, OpenError>(recovery)
+        });
+        let recovered = recovered
+            .await
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+        let mut recovery = recovered?;
+        recovery.took = begin.elapsed();
+        if let Some(durable) = &store.inner.durable {
+            durable.watch(host.arena());
+        }
+        Ok((store, recovery))
+    }
+}
+
+async fn take(options: DurableOptions) -> Result<Found, OpenError> {
+    let opened = tokio::task::spawn_blocking(move || Durable::open(&options)).await;
+    opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// What the index knows of one object in memory.
+struct Remembered {
+    payload: PayloadId,
+    entry: Entry,
+    locations: Vec<Option<Location>>,
+}
+
+impl Inner {
+    /// Makes everything readable again that is there. Blocks.
+    fn recover(&self, segments: Vec<Inherited>, recovery: &mut Recovery) -> Result<(), OpenError> {
+        let Some(durable) = &self.durable else { return Ok(()) };
+        let Durable { journal, keeping, .. } = &**durable;
+        let arena = self.host.arena();
+        let now = now();
+        let mut there: HashMap<SegmentName, Inherited> =
+            segments.into_iter().map(|segment| (segment.name, segment)).collect();
+        let (mut kept, mut held) = (Vec::new(), 0);
+        for (payload, entry) in journal.ledger().entries() {
+            let nbytes = size(entry);
+            let Place::Memory(locations) = &entry.place else {
+                continue;
+            };
+            check_parts(*payload, entry, locations)?;
+            let gone = locations
+                .iter()
+                .flatten()
+                .any(|location| !there.contains_key(&location.segment));
+            if gone || entry.expires_at.is_some_and(|at| at <= now) {
+                let share = if gone {
+                    &mut recovery.lost
+                } else {
+                    &mut recovery.expired
+                };
+                share.add(nbytes);
+                let _ = journal.append(Record::Gone(*payload))?;
+                continue;
+            }
+            held += nbytes.0;
+            kept.push(Remembered {
+                payload: *payload,
+                entry: entry.clone(),
+                locations: locations.clone(),
+            });
+        }
+        if held > self.rooms.limit().0 {
+            let (held, limit) = (ByteCount(held), self.rooms.limit());
+            return Err(OpenError::Smaller { held, limit });
+        }
+        let mut adopted = Adopted::new(arena, &mut there, &kept)?;
+        for remembered in kept {
+            let Remembered {
+                payload,
+                entry,
+                locations,
+            } = remembered;
+            let nbytes = size(&entry);
+            let (extents, moved) = adopted.extents(arena, &locations);
+            if moved {
+                // The copy is as safe as the original before the index names it.
+                let fresh: Vec<_> = extents.iter().flatten().cloned().collect();
+                keeping.keep_now(arena, &fresh)?;
+                let locations = extents.iter().map(|extent| extent.as_ref().map(Extent::location));
+                let _ = journal.append(Record::Moved(payload, Place::Memory(locations.collect())))?;
+                recovery.moved.add(nbytes);
+            } else {
+                recovery.adopted.add(nbytes);
+            }
+            let expires = entry.expires_at.map(|at| Duration::from_millis(at.saturating_sub(now)));
+            let parts = extents.into_iter().map(|extent| {
+                let register = |extent: Extent| {
+                    let memory = Memory::Arena(extent.clone());
+                    let region = self.shm.register(memory, RegisterOptions::default());
+                    region.map(|region| (extent, region))
+                };
+                extent.map(register).transpose()
+            });
+            let parts = parts.collect::<Result<_, _>>();
+            let parts = parts.map_err(|source| OpenError::Register { payload, source })?;
+            let room = self.rooms.try_take(nbytes).ok_or(OpenError::Smaller {
+                held: ByteCount(held),
+                limit: self.rooms.limit(),
+            })?;
+            let room = room.give(payload, nbytes);
+            room.set(ObjectState::Sealed);
+            let about = About {
+                payload,
+                token: entry.token,
+                retention: entry.retention.into(),
+                deadline: expires.and_then(|after| tokio::time::Instant::now().checked_add(after)),
+                parts: entry.parts.iter().copied().map(ByteCount).collect(),
+                label: entry.label.clone(),
+            };
+            self.lock()
+                .put(&Arc::new(HostObject::new(Arc::new(about), parts, room)));
+            recovery.survivors.push(Survivor {
+                payload,
+                token: entry.token,
+                expires,
+                label: entry.label,
+            });
+        }
+        self.deadlines.notify_one();
+        drop(adopted);
+        drop(there);
+        journal.compact()?;
+        keeping.drop_retired(arena);
+        Ok(())
+    }
+}
+
+/// The extents of segments of the process before.
+struct Adopted {
+    extents: BTreeMap<Location, Extent>,
+    /// Segments of which more is wasted than used.
+    sparse: Vec<SegmentName>,
+}
+
+impl Adopted {
+    fn new(
+        arena: &Arena,
+        there: &mut HashMap<SegmentName, Inherited>,
+        kept: &[Remembered],
+    ) -> Result<Self, AdoptError> {
+        let mut used: BTreeMap<SegmentName, Vec<(u64, u64)>> = BTreeMap::new();
+        for location in kept.iter().flat_map(|remembered| remembered.locations.iter().flatten()) {
+            used.entry(location.segment)
+                .or_default()
+                .push((location.offset, location.len));
+        }
+        let (mut extents, mut sparse) = (BTreeMap::new(), Vec::new());
+        for (segment, in_use) in used {
+            let inherited = there.remove(&segment).expect("looked for before");
+            let live = in_pages(&in_use.iter().map(|(_, len)| ByteCount(*len)).collect::<Vec<_>>());
+            if live.0 < inherited.resident().0 / 2 {
+                sparse.push(segment);
+            }
+            for extent in arena.adopt(inherited, &in_use)? {
+                extents.insert(extent.location(), extent);
+            }
+        }
+        Ok(Self { extents, sparse })
+    }
+
+    /// The extents at these places, or copies of them in segments of this process, and whether they are copies.
+    fn extents(&mut self, arena: &Arena, locations: &[Option<Location>]) -> (Vec<Option<Extent>>, bool) {
+        let mut take = |location: &Location| self.extents.remove(location).expect("adopted, and of one object");
+        let old: Vec<_> = locations
+            .iter()
+            .map(|location| location.as_ref().map(&mut take))
+            .collect();
+        let sparse = locations
+            .iter()
+            .flatten()
+            .any(|location| self.sparse.contains(&location.segment));
+        if !sparse {
+            return (old, false);
+        }
+        let copies = old
+            .iter()
+            .map(|extent| extent.as_ref().map(|extent| copy(arena, extent)).transpose());
+        match copies.collect::<Result<Vec<_>, _>>() {
+            Ok(copies) => (copies, true),
+            // There is no room for a copy: the original is as good, and takes more than it needs.
+            Err(()) => (old, false),
+        }
+    }
+}
+
+fn copy(arena: &Arena, extent: &Extent) -> Result<Extent, ()> {
+    let mut fresh = arena.allocate(extent.len()).map_err(drop)?;
+    fresh.copy_from_slice(extent.bytes().ok_or(())?);
+    Ok(fresh.freeze())
+}
+
+fn size(entry: &Entry) -> ByteCount {
+    in_pages(&entry.parts.iter().copied().map(ByteCount).collect::<Vec<_>>())
+}
+
+fn check_parts(payload: PayloadId, entry: &Entry, locations: &[Option<Location>]) -> Result<(), OpenError> {
+    let found = locations
+        .iter()
+        .map(|location| location.as_ref().map_or(0, |location| location.len));
+    if entry.parts.iter().copied().eq(found) {
+        Ok(())
+    } else {
+        let parts = entry.parts.clone();
+        Err(OpenError::Parts { payload, parts })
+    }
+}

@@ -1,0 +1,67 @@
+use std::io;
+use std::path::PathBuf;
+
+use stagewire_core::{ByteCount, Classify, ErrorClass, PayloadId};
+use stagewire_transfer::{AdoptError, RegisterError};
+
+use crate::{JournalError, KeeperError};
+
+/// Why a store was not opened. What its process before left stays as it is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum OpenError {
+    #[error("cannot {what} the store's data directory {}", dir.display())]
+    Dir {
+        what: &'static str,
+        dir: PathBuf,
+        source: io::Error,
+    },
+    #[error("the store's data directory {} is open to others: {problem}; it must be this user's alone, mode 0700", dir.display())]
+    Insecure { dir: PathBuf, problem: String },
+    #[error("another store uses the data directory {}", dir.display())]
+    InUse { dir: PathBuf },
+    #[error(transparent)]
+    Index(#[from] JournalError),
+    #[error(transparent)]
+    Keeper(#[from] KeeperError),
+    #[error("the store before left {held} of payloads, this one may hold {limit}; give it as much as it had")]
+    Smaller { held: ByteCount, limit: ByteCount },
+    #[error("the memory that the keeper has is not what the store's index says")]
+    Adopt(#[from] AdoptError),
+    #[error(
+        "the store's index says that payload {payload} has parts of {parts:?} bytes, and where they are for others"
+    )]
+    Parts { payload: PayloadId, parts: Vec<u64> },
+    #[error("payload {payload} of the store before cannot be offered to other processes")]
+    Register { payload: PayloadId, source: RegisterError },
+}
+
+impl Classify for OpenError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Dir { .. } => ErrorClass::Unavailable,
+            Self::Insecure { .. } => ErrorClass::Denied,
+            Self::InUse { .. } => ErrorClass::Conflict,
+            Self::Index(source) => source.class(),
+            Self::Keeper(source) => source.class(),
+            Self::Smaller { .. } => ErrorClass::Invalid,
+            Self::Adopt(source) => source.class(),
+            Self::Parts { .. } => ErrorClass::Corrupt,
+            Self::Register { source, .. } => source.class(),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Dir { .. } | Self::Insecure { .. } => "store.data_dir",
+            Self::InUse { .. } => "store.in_use",
+            Self::Index(source) => source.reason(),
+            Self::Keeper(source) => source.reason(),
+            Self::Smaller { .. } => "store.smaller",
+            Self::Adopt(source) => source.reason(),
+            Self::Parts { .. } => "store.index_corrupt",
+            Self::Register { source, .. } => source.reason(),
+        }
+    }
+}
