@@ -2,8 +2,11 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use stagewire_core::{ErrorClass, Failure};
@@ -51,11 +54,47 @@ pub(crate) fn runtime(py: Python<'_>) -> PyResult<&'static Runtime> {
 pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> PyResult<T> {
     let runtime = runtime(py)?;
     let mut future = pin!(future);
+    let waiting = Arc::new(Waiting {
+        thread: thread::current(),
+        woken: AtomicBool::new(true),
+    });
+    let waker = Waker::from(waiting.clone());
     loop {
-        let step = async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await };
-        if let Ok(value) = py.detach(|| runtime.block_on(step)) {
+        let step = py.detach(|| {
+            let _inside = runtime.enter();
+            let end = Instant::now() + SIGNAL_INTERVAL;
+            loop {
+                if waiting.woken.swap(false, Ordering::AcqRel)
+                    && let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker))
+                {
+                    return Some(value);
+                }
+                let left = end.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return None;
+                }
+                if !waiting.woken.load(Ordering::Acquire) {
+                    thread::park_timeout(left);
+                }
+            }
+        });
+        if let Some(value) = step {
             return Ok(value);
         }
         py.check_signals()?;
+    }
+}
+
+/// A thread that waits. It looks for signals by its own clock: a timer of the runtime would wake one of its threads each
+/// time, too.
+struct Waiting {
+    thread: Thread,
+    woken: AtomicBool,
+}
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }
