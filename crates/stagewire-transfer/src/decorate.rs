@@ -60,6 +60,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+/// What a decorator leaves to the transport below: all that moves nothing.
+macro_rules! as_below {
+    () => {
+        fn name(&self) -> &'static str {
+            self.inner.name()
+        }
+
+        fn abilities(&self) -> crate::Abilities {
+            self.inner.abilities()
+        }
+
+        fn address(&self) -> stagewire_core::TransportAddress {
+            self.inner.address()
+        }
+
+        fn stats(&self) -> crate::TransferStats {
+            self.inner.stats()
+        }
+    };
+}
+
 mod far;
 mod fault;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! This process as other hosts reach it.
 
+mod accept;
 mod dial;
 mod hooks;
 mod limits;
@@ -19,6 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub(crate) use accept::accepted;
 pub(crate) use dial::{Dial, Lanes, prepare};
 pub(crate) use hooks::{Hooks, LaneServer, Placer};
 pub use limits::NetworkLimits;

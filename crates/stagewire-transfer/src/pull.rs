@@ -44,6 +44,15 @@ where
     Ok(())
 }
 
+/// What transports answer of which nobody maps the memory.
+pub(crate) fn no_map(transport: &'static str) -> TransferError {
+    TransferError::Unsupported {
+        transport,
+        ability: "map",
+        instead: "pull instead",
+    }
+}
+
 /// Refuses a destination that is not in host memory.
 pub(crate) fn host_memory(transport: &'static str, dst: &Target) -> Result<(), TransferError> {
     match dst.device() {

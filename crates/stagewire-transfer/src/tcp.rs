@@ -38,6 +38,7 @@ pub(crate) use serve::{Server, Service};
 use crate::copy::Shape;
 use crate::link::{Grip, Link};
 use crate::network::Lanes;
+use crate::pull::no_map;
 use crate::shm::register;
 use crate::wire::Kind;
 use crate::{
@@ -152,11 +153,7 @@ impl Pinned for TcpPinned {
     }
 
     async fn map(&self) -> Result<Mapping, TransferError> {
-        Err(TransferError::Unsupported {
-            transport: KIND.name(),
-            ability: "map",
-            instead: "pull instead",
-        })
+        Err(no_map(KIND.name()))
     }
 }
 

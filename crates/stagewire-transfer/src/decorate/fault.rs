@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
-use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
+use stagewire_core::{Peer, Record, RegionRef};
 
 pub use plan::{FaultPlan, Mishap};
 
 use super::Operation;
 use super::far::Far;
 use crate::{
-    Abilities, ConnectError, ConnectOptions, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions, Remote,
-    Target, TransferError, TransferOptions, TransferStats, Transport,
+    ConnectError, ConnectOptions, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions, Remote, Target,
+    TransferError, TransferOptions, Transport,
 };
 
 /// A transport whose operations go wrong as a [`FaultPlan`] says: pins, pulls, pushes and mappings.
@@ -78,17 +78,7 @@ impl Fault {
 
 #[async_trait]
 impl Transport for Fault {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn address(&self) -> TransportAddress {
-        self.inner.address()
-    }
+    as_below!();
 
     fn register(&self, memory: Memory, options: RegisterOptions) -> Result<Region, RegisterError> {
         self.inner.register(memory, options)
@@ -100,10 +90,6 @@ impl Transport for Fault {
             far: Far::new(remote, peer),
             fate: self.fate.clone(),
         }))
-    }
-
-    fn stats(&self) -> TransferStats {
-        self.inner.stats()
     }
 }
 

@@ -3,13 +3,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stagewire_core::{Classify, ErrorClass, Incarnation, Peer, Record, RegionRef, TransportAddress};
+use stagewire_core::{Classify, ErrorClass, Incarnation, Peer, Record, RegionRef};
 use tokio::time::Instant;
 
 use super::{Operation, bytes};
 use crate::{
-    Abilities, ConnectError, ConnectOptions, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions, Remote,
-    Target, TransferError, TransferOptions, TransferStats, Transport,
+    ConnectError, ConnectOptions, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions, Remote, Target,
+    TransferError, TransferOptions, Transport,
 };
 
 /// Entries that are kept; older ones are forgotten.
@@ -220,17 +220,7 @@ impl Drop for Running {
 
 #[async_trait]
 impl Transport for Recorder {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn address(&self) -> TransportAddress {
-        self.inner.address()
-    }
+    as_below!();
 
     fn register(&self, memory: Memory, options: RegisterOptions) -> Result<Region, RegisterError> {
         let bytes = memory.len();
@@ -263,10 +253,6 @@ impl Transport for Recorder {
             peer: incarnation,
             log: self.log.clone(),
         }))
-    }
-
-    fn stats(&self) -> TransferStats {
-        self.inner.stats()
     }
 }
 

@@ -3,14 +3,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
+use stagewire_core::{Peer, Record, RegionRef};
 use tokio::time::{sleep, timeout};
 
 use super::far::{Far, whole_deadline};
 use super::{Operation, bytes};
 use crate::{
-    Abilities, ConnectError, ConnectOptions, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions, Remote,
-    Target, TransferError, TransferOptions, TransferStats, Transport,
+    ConnectError, ConnectOptions, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions, Remote, Target,
+    TransferError, TransferOptions, Transport,
 };
 
 /// How slow a [`Throttle`] is. The default holds nothing back.
@@ -74,17 +74,7 @@ impl Throttle {
 
 #[async_trait]
 impl Transport for Throttle {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.inner.abilities()
-    }
-
-    fn address(&self) -> TransportAddress {
-        self.inner.address()
-    }
+    as_below!();
 
     fn register(&self, memory: Memory, options: RegisterOptions) -> Result<Region, RegisterError> {
         self.inner.register(memory, options)
@@ -105,10 +95,6 @@ impl Transport for Throttle {
             far: Far::new(remote, peer),
             line: self.line.clone(),
         }))
-    }
-
-    fn stats(&self) -> TransferStats {
-        self.inner.stats()
     }
 }
 

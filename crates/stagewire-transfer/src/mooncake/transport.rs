@@ -10,7 +10,7 @@ use super::data::{ExchangeError, Job, Local, Operation, Pool, PoolError, Unsettl
 use super::segment::{SHAPE, chain, whole};
 use super::{Mooncake, lock};
 use crate::link::{Grip, Link};
-use crate::pull::{self, pull_with};
+use crate::pull::{self, no_map, pull_with};
 use crate::push::{self, push_with};
 use crate::shm;
 use crate::wire::{self, Kind, Place};
@@ -191,11 +191,7 @@ impl Pinned for MooncakePinned {
     }
 
     async fn map(&self) -> Result<Mapping, TransferError> {
-        Err(TransferError::Unsupported {
-            transport: KIND.name(),
-            ability: "map",
-            instead: "pull instead",
-        })
+        Err(no_map(KIND.name()))
     }
 }
 

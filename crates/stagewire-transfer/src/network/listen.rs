@@ -7,6 +7,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::accept::accepted;
 use super::dial::prepare;
 use super::hooks::LaneServer;
 use super::session::{Caller, Known, Lane, Sessions};
@@ -18,9 +19,6 @@ use crate::wire::{self, Challenge, Channel, Hello, MAX_FRAME, Role, Stream, Welc
 
 /// Who has not said so long after connecting who it is, is cut off.
 const GREETING: Duration = Duration::from_secs(5);
-
-/// Pause after a failed accept, which means that descriptors have run out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// What the tasks of one listener use together.
 pub(super) struct Listening {
@@ -37,28 +35,16 @@ pub(super) struct Listening {
 pub(super) async fn accept(listener: TcpListener, listening: Arc<Listening>) {
     let ungreeted = Arc::new(Ungreeted::default());
     let mut stop = listening.stop.clone();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stopped(&mut stop) => return,
-        };
-        match accepted {
-            Ok((socket, from)) => {
-                let listening = listening.clone();
-                ungreeted.admit(|candidate| async move {
-                    let serve = timeout(GREETING, listening.greet(socket, candidate));
-                    match serve.await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(problem)) => tracing::warn!(%from, %problem, "a data connection was refused"),
-                        Err(_) => tracing::warn!(%from, "a data connection said nothing for {GREETING:?}"),
-                    }
-                });
+    while let Some((socket, from)) = accepted(&listener, &mut stop, "a peer").await {
+        let listening = listening.clone();
+        ungreeted.admit(|candidate| async move {
+            let serve = timeout(GREETING, listening.greet(socket, candidate));
+            match serve.await {
+                Ok(Ok(())) => {}
+                Ok(Err(problem)) => tracing::warn!(%from, %problem, "a data connection was refused"),
+                Err(_) => tracing::warn!(%from, "a data connection said nothing for {GREETING:?}"),
             }
-            Err(error) => {
-                tracing::warn!(%error, "a peer could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        });
     }
 }
 

@@ -182,16 +182,11 @@ impl Child {
 
     /// Has it stop, and waits until it stands still.
     pub(crate) async fn stop(&self) {
-        kill_process(self.pid, Signal::STOP).expect("it runs");
-        let stat = format!("/proc/{}/stat", self.pid);
-        support::until("the child stands still", || {
-            std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
-        })
-        .await;
+        support::stop(self.pid).await;
     }
 
     pub(crate) fn go_on(&self) {
-        kill_process(self.pid, Signal::CONT).expect("it runs");
+        support::go_on(self.pid);
     }
 
     /// Waits until it is gone.

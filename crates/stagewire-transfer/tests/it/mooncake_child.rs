@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 use stagewire_core::{Peer, RegionRef};
 use stagewire_transfer::{Borrowed, Memory, RegisterOptions, Transport, Writable};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -64,16 +64,11 @@ impl Owner {
 
     /// Has it stop, and waits until it stands still.
     pub(crate) async fn stop(&self) {
-        kill_process(self.pid, Signal::STOP).expect("it runs");
-        let stat = format!("/proc/{}/stat", self.pid);
-        support::until("the child stands still", || {
-            std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
-        })
-        .await;
+        support::stop(self.pid).await;
     }
 
     pub(crate) fn go_on(&self) {
-        kill_process(self.pid, Signal::CONT).expect("it runs");
+        support::go_on(self.pid);
     }
 }
 

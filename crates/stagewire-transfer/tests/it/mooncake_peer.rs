@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Pid;
 use serde_json::{Value, json};
 use stagewire_transfer::SegmentBuffer;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -131,20 +131,11 @@ impl Engine {
 
     /// Has it stop, and waits until all of its threads stand still.
     pub(crate) async fn stop(&self) {
-        kill_process(self.pid, Signal::STOP).expect("it runs");
-        let tasks = format!("/proc/{}/task", self.pid);
-        support::until("the peer stands still", || {
-            let mut tasks = std::fs::read_dir(&tasks).expect("it runs");
-            tasks.all(|task| {
-                let stat = task.map(|task| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default());
-                stat.is_ok_and(|stat| stat.contains(") T "))
-            })
-        })
-        .await;
+        support::stop(self.pid).await;
     }
 
     pub(crate) fn go_on(&self) {
-        kill_process(self.pid, Signal::CONT).expect("it runs");
+        support::go_on(self.pid);
     }
 }
 
@@ -153,4 +144,21 @@ pub(crate) fn keyed(len: usize, key: u8) -> Vec<u8> {
     let mut bytes = support::bulk(len);
     bytes.iter_mut().for_each(|byte| *byte ^= key);
     bytes
+}
+
+/// Where the wheels are required, a test without them fails; else it says that it was skipped.
+#[test]
+fn without_the_wheels_tests_fail_only_where_they_are_required() {
+    let run = |required| {
+        let mut test = std::process::Command::new(env::current_exe().expect("this binary"));
+        test.args(["--exact", "mooncake::an_engine_reads_in_batches", "--nocapture"])
+            .env("STAGEWIRE_PEERS", "/nowhere")
+            .env("STAGEWIRE_REQUIRE_PEERS", required);
+        let ran = test.output().expect("it runs");
+        (ran.status.success(), String::from_utf8_lossy(&ran.stderr).into_owned())
+    };
+    let (passed, printed) = run("");
+    assert!(passed && printed.contains("skipped: /nowhere/bin/python"), "{printed}");
+    let (passed, printed) = run("1");
+    assert!(!passed && printed.contains("/nowhere/bin/python"), "{printed}");
 }

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use stagewire_core::{ByteCount, Incarnation, Peer};
 use stagewire_transfer::{Borrowed, Host, HostOptions, Memory, Network, NetworkOptions, Transport};
 use uuid::Uuid;
@@ -149,6 +150,25 @@ pub(crate) fn bulk(len: usize) -> Vec<u8> {
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+/// Has a process stop, and waits until all of its threads stand still.
+pub(crate) async fn stop(pid: Pid) {
+    kill_process(pid, Signal::STOP).expect("it runs");
+    let tasks = format!("/proc/{pid}/task");
+    until("the process stands still", || {
+        let mut tasks = std::fs::read_dir(&tasks).expect("it runs");
+        tasks.all(|task| {
+            let stat = task.map(|task| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default());
+            stat.is_ok_and(|stat| stat.contains(") T "))
+        })
+    })
+    .await;
+}
+
+/// Has a process that stopped go on.
+pub(crate) fn go_on(pid: Pid) {
+    kill_process(pid, Signal::CONT).expect("it runs");
 }
 
 /// A number that other bytes have not.

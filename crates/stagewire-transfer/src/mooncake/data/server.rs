@@ -6,13 +6,13 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::watermark::Watermark;
 use super::{Operation, REQUEST, Request, RequestError, STATUS, Status};
 use crate::host::stopped;
 use crate::mooncake::addresses::{Addresses, Held};
-use crate::network::prepare;
+use crate::network::{accepted, prepare};
 use crate::tcp::vectors::{Turns, Vectors};
 
 /// Data connections at a time. Each costs a task and a socket. Where there are so many, one more takes the place of the one
@@ -34,9 +34,6 @@ const STEP: usize = 4 << 20;
 /// How long the rest of a refused write is thrown away, so that the peer reads why before it sees the end.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Pause after a failed accept, which means that descriptors have run out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
 /// Serves memory to peers until told to stop.
 pub(crate) async fn serve(listener: TcpListener, addresses: Arc<Addresses>, stop: watch::Receiver<bool>) {
     serve_at_most(CONNECTIONS, listener, addresses, stop).await;
@@ -46,19 +43,7 @@ async fn serve_at_most(most: usize, listener: TcpListener, addresses: Arc<Addres
     let permits = Arc::new(Semaphore::new(most));
     // Idle connections wait for it, and it wakes them in the order in which they came.
     let crowded = Arc::new(Notify::new());
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stopped(&mut stop) => return,
-        };
-        let (stream, from) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "a Mooncake data connection could not be accepted");
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+    while let Some((stream, from)) = accepted(&listener, &mut stop, "a Mooncake data connection").await {
         let permit = match permits.clone().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => {

@@ -16,7 +16,7 @@ use super::{EngineMemory, EngineOperation, EngineSlice};
 use crate::budget::Spent;
 use crate::copy::{Piece, Plan, Shape};
 use crate::link::Grip;
-use crate::pull::pull_with;
+use crate::pull::{no_map, pull_with};
 use crate::push::push_with;
 use crate::target::Claim;
 use crate::wire::Place;
@@ -215,11 +215,7 @@ impl Pinned for EnginePinned {
     }
 
     async fn map(&self) -> Result<Mapping, TransferError> {
-        Err(TransferError::Unsupported {
-            transport: KIND.name(),
-            ability: "map",
-            instead: "pull instead",
-        })
+        Err(no_map(KIND.name()))
     }
 }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::{Alive, HEAD, HandshakeError, MessageKind, Notification, frame, parse_head, to_json};
 use crate::host::stopped;
+use crate::network::accepted;
 
 /// Who has not said all of its message after so long is cut off.
 const MESSAGE: Duration = Duration::from_secs(5);
@@ -18,9 +19,6 @@ const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Connections at a time. Each is served on its own, so that silent ones keep nobody waiting.
 const CONNECTIONS: usize = 256;
-
-/// Pause after a failed accept, which means that descriptors have run out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a handshake port answers.
 pub(crate) trait Answerer: Send + Sync + 'static {
@@ -34,19 +32,7 @@ pub(crate) trait Answerer: Send + Sync + 'static {
 /// Answers peers until told to stop.
 pub(crate) async fn serve(listener: TcpListener, answerer: Arc<dyn Answerer>, mut stop: watch::Receiver<bool>) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stopped(&mut stop) => return,
-        };
-        let (stream, from) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "a Mooncake handshake could not be accepted");
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+    while let Some((stream, from)) = accepted(&listener, &mut stop, "a Mooncake handshake").await {
         let Ok(permit) = permits.clone().try_acquire_owned() else {
             tracing::warn!(%from, "a Mooncake handshake is refused: there are {CONNECTIONS} already");
             continue;
