@@ -1,24 +1,29 @@
 //! `Connector` and `Publication`: payloads of this process, for others.
+#![expect(unsafe_code, reason = "shows memory of the arena to Python")]
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use stagewire_connector::{Borrowing, ConnectorOptions, ConsumeOptions};
-use stagewire_core::{ByteCount, ErrorClass, Failure, Lease, PayloadId, StageName};
+use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, PayloadId, StageName, TensorSpec};
 
+use crate::arena::Allocations;
 use crate::consumer::{self, Consumer};
 use crate::error::{invalid, raise, raise_from};
 use crate::handle::Handle;
 use crate::payload::{self, Description, Entries};
+use crate::pending::Pending;
 use crate::runtime::{runtime, wait};
-use crate::tensor::Tensor;
+use crate::tensor::{Memory, Tensor};
 
 /// Publishes payloads of this process and consumes those of others.
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct Connector {
     inner: Arc<stagewire_connector::Connector>,
+    allocations: Allocations,
 }
 
 #[pymethods]
@@ -34,11 +39,29 @@ impl Connector {
         };
         let inner =
             wait(py, stagewire_connector::Connector::start(options))?.map_err(|error| raise_from(py, &error))?;
-        Ok(Self { inner })
+        Ok(Self {
+            inner,
+            allocations: Allocations::default(),
+        })
+    }
+
+    /// A tensor in the arena, with whatever was there before. Publishing it, or a part, copies nothing.
+    fn allocate(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<Tensor> {
+        let spec = (dtype.parse::<DType>())
+            .and_then(|dtype| TensorSpec::new(dtype, shape))
+            .map_err(|error| raise_from(py, &error))?;
+        if spec.nbytes().0 == 0 {
+            return Ok(Tensor::new(spec, None, Memory::nothing(), false));
+        }
+        let extent = self.inner.host().arena().allocate(spec.nbytes().0);
+        let (pointer, owner) = (self.allocations).add(extent.map_err(|error| raise_from(py, &error))?);
+        // SAFETY: an allocation keeps its part of the arena in place.
+        let memory = unsafe { Memory::new(pointer, owner) };
+        Ok(Tensor::new(spec, None, memory, false))
     }
 
     /// Publishes a bundle; with `open`, its chunks become visible one by one.
-    #[pyo3(signature = (request, kind, entries, metadata, chunking, *, open=false, deadline=None))]
+    #[pyo3(signature = (request, kind, entries, metadata, chunking, lease, *, open=false, deadline=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "one for each thing that a payload says of itself"
@@ -51,6 +74,7 @@ impl Connector {
         entries: Entries<'_>,
         metadata: &str,
         chunking: Option<(u32, u32)>,
+        lease: &str,
         open: bool,
         deadline: Option<f64>,
     ) -> PyResult<Publication> {
@@ -59,9 +83,10 @@ impl Connector {
             metadata,
             chunking,
         };
-        let (entries, memory) = payload::lend_all(py, entries)?;
+        let (entries, memory) = payload::lend_all(py, entries, Some(&self.allocations))?;
         let manifest = payload::manifest(py, entries, &how)?;
-        let spec = payload::spec(request, manifest, Lease::DeleteOnConsume, seconds(py, deadline)?);
+        let lease = lease.parse::<Lease>().map_err(|error| raise_from(py, &error))?;
+        let spec = payload::spec(request, manifest, lease, seconds(py, deadline)?);
         let runtime = runtime(py)?;
         // May copy into the arena, where the memory cannot be read from outside.
         let published = py.detach(|| {
@@ -85,11 +110,25 @@ impl Connector {
         Ok(())
     }
 
-    /// Moves a payload of this process into the store and returns the store's handle.
-    fn store(&self, py: Python<'_>, handle: &Handle, deadline: f64) -> PyResult<Handle> {
+    /// Moves a payload of this process into the store, which gives the store's handle. Where that fails or is cancelled,
+    /// the payload is released.
+    fn start_store(&self, py: Python<'_>, handle: &Handle, deadline: f64) -> PyResult<Pending> {
         let within = seconds(py, Some(deadline))?.unwrap_or_default();
-        let stored = wait(py, self.inner.store(handle.inner(), None, within))?;
-        stored.map(Handle::new).map_err(|error| raise_from(py, &error))
+        let handle = handle.inner().clone();
+        let held = Held {
+            connector: Arc::clone(&self.inner),
+            payload: Some(handle.payload),
+        };
+        let put = async move {
+            let mut held = held;
+            let stored = held.connector.store(&handle, None, within).await;
+            held.payload = held.payload.filter(|_| stored.is_err());
+            stored
+        };
+        Pending::spawn(py, put, |py, stored| {
+            let stored = stored.map_err(|error| raise_from(py, &error))?;
+            Handle::new(stored).into_py_any(py)
+        })
     }
 
     #[pyo3(signature = (handle, destinations=None, *, private=false, deadline=None))]
@@ -135,6 +174,20 @@ impl Connector {
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         wait(py, self.inner.close())
+    }
+}
+
+/// A payload that is released where nobody takes it over.
+struct Held {
+    connector: Arc<stagewire_connector::Connector>,
+    payload: Option<PayloadId>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(payload) = self.payload {
+            self.connector.release(payload);
+        }
     }
 }
 
@@ -242,6 +295,12 @@ impl Publication {
             }
             true
         })
+    }
+
+    /// Waits until the payload has ended, without a thread.
+    fn released(&self, py: Python<'_>) -> PyResult<Pending> {
+        let publication = self.get(py)?;
+        Pending::spawn(py, async move { publication.released().await }, |py, ()| Ok(py.None()))
     }
 
     /// Ends the producer's interest; fails the payload where chunks are missing.

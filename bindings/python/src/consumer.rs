@@ -4,42 +4,65 @@
     reason = "shows the memory of views to Python, and lends Python's memory as destinations"
 )]
 
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
 
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use stagewire_connector::{ChunkView, ConsumeError, ViewMemory};
+use stagewire_connector::{Chunk, ChunkView, ConsumeError, Fetched, ViewMemory};
 use stagewire_core::{Classify, ErrorClass, Failure, Handle, TensorSpec};
 use stagewire_transfer::Target;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::error::{invalid, raise, raise_from};
+use crate::pending::Pending;
 use crate::runtime::wait;
 use crate::tensor::{Memory, Tensor};
 use crate::worker::stopped;
 
+/// `None` once it is closed.
+type Shared = Mutex<Option<stagewire_connector::Consumer>>;
+
 /// Reads one payload, once. One thread at a time.
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct Consumer {
-    inner: Mutex<Option<stagewire_connector::Consumer>>,
+    inner: Arc<Shared>,
 }
 
 impl Consumer {
     pub(crate) fn new(consumer: stagewire_connector::Consumer) -> Self {
         Self {
-            inner: Mutex::new(Some(consumer)),
+            inner: Arc::new(Mutex::new(Some(consumer))),
         }
     }
 
-    /// Never blocks: a thread that waited here with the GIL would stop the one that holds the lock.
-    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<stagewire_connector::Consumer>>> {
-        match self.inner.try_lock() {
-            Ok(guard) => Ok(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                let message = "another thread is reading this payload through the same iterator: call consume again";
-                Err(raise(py, &Failure::new(ErrorClass::Conflict, "consume.busy", message)))
-            }
+    /// The consumer, which is there. Never blocks: a thread that waited here with the GIL would stop the one that holds
+    /// the lock.
+    fn lock(&self, py: Python<'_>) -> PyResult<OwnedMutexGuard<Option<stagewire_connector::Consumer>>> {
+        let Ok(guard) = Arc::clone(&self.inner).try_lock_owned() else {
+            let message = "another thread is reading this payload through the same iterator: call consume again";
+            return Err(raise(py, &Failure::new(ErrorClass::Conflict, "consume.busy", message)));
+        };
+        if guard.is_none() {
+            let message = "this reader is closed: call consume again";
+            return Err(raise(
+                py,
+                &Failure::new(ErrorClass::Conflict, "consume.closed", message),
+            ));
         }
+        Ok(guard)
     }
+}
+
+async fn next(consumer: &mut Option<stagewire_connector::Consumer>) -> Result<Option<Chunk>, ConsumeError> {
+    consumer.as_mut().expect("it was there when it was locked").next().await
+}
+
+async fn fetch(consumer: &mut Option<stagewire_connector::Consumer>) -> Result<Fetched, ConsumeError> {
+    consumer
+        .as_mut()
+        .expect("it was there when it was locked")
+        .fetch_all()
+        .await
 }
 
 /// A reader that was told to stop raises `Cancelled`, whatever the reason's own class.
@@ -50,48 +73,65 @@ fn raise_consume(py: Python<'_>, error: &ConsumeError) -> PyErr {
     }
 }
 
-fn closed(py: Python<'_>) -> PyErr {
-    raise(
-        py,
-        &Failure::new(
-            ErrorClass::Conflict,
-            "consume.closed",
-            "this reader is closed: call consume again",
-        ),
-    )
-}
-
 #[pymethods]
 impl Consumer {
     /// Views of the next chunk's tensors, once it is complete; `None` after the last one, when the holder knows that
     /// everything was read.
     fn next(&self, py: Python<'_>) -> PyResult<Option<Vec<Tensor>>> {
-        let mut guard = self.lock(py)?;
-        let consumer = guard.as_mut().ok_or_else(|| closed(py))?;
-        let chunk = wait(py, consumer.next())?.map_err(|error| raise_consume(py, &error))?;
-        chunk
-            .map(|chunk| chunk.tensors.into_iter().map(|view| show(py, view)).collect())
-            .transpose()
+        let mut consumer = self.lock(py)?;
+        let chunk = wait(py, next(&mut consumer))?.map_err(|error| raise_consume(py, &error))?;
+        chunk.map(|chunk| show_all(py, chunk.tensors)).transpose()
+    }
+
+    /// The same, without waiting.
+    fn start_next(&self, py: Python<'_>) -> PyResult<Pending> {
+        let mut consumer = self.lock(py)?;
+        Pending::spawn(py, async move { next(&mut consumer).await }, |py, chunk| {
+            let chunk = chunk.map_err(|error| raise_consume(py, &error))?;
+            let tensors = chunk.map(|chunk| show_all(py, chunk.tensors)).transpose()?;
+            tensors.into_py_any(py)
+        })
     }
 
     /// Views of all tensors, once every chunk is complete and the holder knows that everything was read.
     fn fetch(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
-        let mut guard = self.lock(py)?;
-        let consumer = guard.as_mut().ok_or_else(|| closed(py))?;
-        let fetched = wait(py, consumer.fetch_all())?.map_err(|error| raise_consume(py, &error))?;
-        fetched.tensors.into_iter().map(|view| show(py, view)).collect()
+        let mut consumer = self.lock(py)?;
+        let fetched = wait(py, fetch(&mut consumer))?.map_err(|error| raise_consume(py, &error))?;
+        show_all(py, fetched.tensors)
     }
 
+    /// The same, without waiting.
+    fn start_fetch(&self, py: Python<'_>) -> PyResult<Pending> {
+        let mut consumer = self.lock(py)?;
+        Pending::spawn(py, async move { fetch(&mut consumer).await }, |py, fetched| {
+            let fetched = fetched.map_err(|error| raise_consume(py, &error))?;
+            show_all(py, fetched.tensors)?.into_py_any(py)
+        })
+    }
+
+    /// Gives it up. Where something is under way, that ends first.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let consumer = self.lock(py)?.take();
         let runtime = crate::runtime::runtime(py)?;
-        // Tells the holder, from the runtime.
-        py.detach(|| {
-            let _entered = runtime.enter();
-            drop(consumer);
-        });
+        match Arc::clone(&self.inner).try_lock_owned() {
+            Ok(mut guard) => {
+                let consumer = guard.take();
+                // Tells the holder, from the runtime.
+                py.detach(|| {
+                    let _entered = runtime.enter();
+                    drop(consumer);
+                });
+            }
+            Err(_) => {
+                let inner = Arc::clone(&self.inner);
+                runtime.spawn(async move { drop(inner.lock().await.take()) });
+            }
+        }
         Ok(())
     }
+}
+
+fn show_all(py: Python<'_>, views: Vec<ChunkView>) -> PyResult<Vec<Tensor>> {
+    views.into_iter().map(|view| show(py, view)).collect()
 }
 
 /// A view as a tensor for Python.

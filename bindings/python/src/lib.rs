@@ -1,11 +1,14 @@
 //! The Python face of Stagewire: the extension module `stagewire._native`, which `python/stagewire` wraps.
 //!
-//! *What it is.* Tensors in and out by DLPack without a copy (`tensor`, `dlpack`), one runtime for the process
-//! (`runtime`), errors as exceptions (`error`), memory given back under the GIL by a thread of its own (`reaper`).
+//! *What it is.* Tensors in and out by DLPack and the buffer protocol without a copy (`tensor`, `dlpack`, `buffer`), one
+//! runtime for the process (`runtime`) and what goes on in it meanwhile (`pending`), errors as exceptions (`error`), memory
+//! given back under the GIL by a thread of its own (`reaper`).
 //!
 //! *Guarantees.* The GIL is released while bytes move and while anything is waited for; signal handlers run meanwhile.
 //! No thread of the runtime ever waits for the GIL, so a stage that holds it does not stop grants from being renewed.
 
+mod arena;
+mod buffer;
 mod conformance;
 mod connector;
 mod consumer;
@@ -14,6 +17,7 @@ mod engine;
 mod error;
 mod handle;
 mod payload;
+mod pending;
 mod reaper;
 mod runtime;
 mod store;
@@ -38,6 +42,8 @@ mod _native {
     use super::engine::{EnginePin, EngineRegion, EngineTransport};
     #[pymodule_export]
     use super::handle::Handle;
+    #[pymodule_export]
+    use super::pending::Pending;
     #[pymodule_export]
     use super::store::HostStore;
     #[pymodule_export]

@@ -6,6 +6,7 @@ use stagewire_connector::{Owner, PublishSpec};
 use stagewire_core::{Chunking, Entry, EntryValue, Manifest, SchemaError};
 use stagewire_transfer::{Borrowed, Memory};
 
+use crate::arena::Allocations;
 use crate::error::{invalid, raise_from};
 use crate::tensor::Tensor;
 
@@ -28,20 +29,24 @@ pub(crate) struct Description<'a> {
     pub(crate) chunking: Option<(u32, u32)>,
 }
 
-/// The entries of a bundle and the memory of its tensors.
-pub(crate) fn lend_all(py: Python<'_>, entries: Entries<'_>) -> PyResult<(Vec<Entry>, Vec<Memory>)> {
+/// The entries of a bundle and the memory of its tensors, where it is `ours` as part of the arena.
+pub(crate) fn lend_all(
+    py: Python<'_>,
+    entries: Entries<'_>,
+    ours: Option<&Allocations>,
+) -> PyResult<(Vec<Entry>, Vec<Memory>)> {
     let mut memory = Vec::new();
     let mut described = Vec::with_capacity(entries.len());
     for (name, value) in entries {
         let value = match value {
             None => EntryValue::None,
             Some(Value::One(tensor)) => {
-                memory.push(lend(py, &name, &tensor)?);
+                memory.push(lend(py, &name, &tensor, ours)?);
                 EntryValue::Tensor(tensor.spec().clone())
             }
             Some(Value::Many(tensors)) => {
                 for tensor in &tensors {
-                    memory.push(lend(py, &name, tensor)?);
+                    memory.push(lend(py, &name, tensor, ours)?);
                 }
                 EntryValue::List(tensors.iter().map(|tensor| tensor.spec().clone()).collect())
             }
@@ -77,7 +82,7 @@ pub(crate) fn spec(
     }
 }
 
-fn lend(py: Python<'_>, name: &str, tensor: &Tensor) -> PyResult<Memory> {
+fn lend(py: Python<'_>, name: &str, tensor: &Tensor, ours: Option<&Allocations>) -> PyResult<Memory> {
     if !tensor.is_contiguous() {
         let message = format!(
             "tensor {name:?} is not contiguous (strides {:?} in elements)",
@@ -87,6 +92,9 @@ fn lend(py: Python<'_>, name: &str, tensor: &Tensor) -> PyResult<Memory> {
     }
     let len = usize::try_from(tensor.spec().nbytes().0)?;
     let memory = tensor.memory();
+    if let Some(extent) = ours.and_then(|ours| ours.find(memory.pointer(), len)) {
+        return Ok(extent.into());
+    }
     // SAFETY: a contiguous tensor has that many readable bytes at its address for as long as the owner lives. That
     // nobody writes to them until release is what `publish` asks of its caller.
     Ok(unsafe { Borrowed::new(memory.pointer(), len, memory.owner()) }.into())

@@ -8,15 +8,13 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use stagewire_core::{DType, TensorSpec};
 
-use crate::dlpack;
-use crate::error::raise_from;
-use crate::reaper::Lent;
+use crate::error::{invalid, raise_from};
+use crate::{buffer, dlpack};
 
 /// An address, and what keeps the memory there.
 #[derive(Clone)]
@@ -35,6 +33,14 @@ impl Memory {
     /// As long as `owner` lives, the memory of the tensor that this is made for must stay at `pointer`.
     pub(crate) unsafe fn new(pointer: NonNull<u8>, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self { pointer, owner }
+    }
+
+    /// That of a tensor without elements.
+    pub(crate) fn nothing() -> Self {
+        Self {
+            pointer: NonNull::dangling(),
+            owner: Arc::new(()),
+        }
     }
 
     pub(crate) fn pointer(&self) -> NonNull<u8> {
@@ -101,21 +107,49 @@ impl Tensor {
 
     #[staticmethod]
     fn from_buffer(memory: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = memory.py();
-        let bytes = py
-            .import("builtins")?
-            .getattr("memoryview")?
-            .call1((memory,))?
-            .call_method1("cast", ("B",))?;
-        let buffer = PyBuffer::<u8>::get(&bytes)?;
-        let len = buffer.len_bytes() as u64;
-        let spec = TensorSpec::new(DType::U8, [len]).map_err(|error| raise_from(py, &error))?;
-        let pointer = NonNull::new(buffer.buf_ptr().cast::<u8>()).unwrap_or(NonNull::dangling());
-        let read_only = buffer.readonly();
-        let owner = Arc::new(Lent::new(buffer));
-        // SAFETY: an exported buffer stays in place until it is released, when the owner is dropped.
-        let memory = unsafe { Memory::new(pointer, owner) };
-        Ok(Self::new(spec, None, memory, read_only))
+        buffer::import(memory)
+    }
+
+    /// The same bytes as elements of another type and shape.
+    fn view(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<Self> {
+        let spec = (dtype.parse::<DType>())
+            .and_then(|dtype| TensorSpec::new(dtype, shape))
+            .map_err(|error| raise_from(py, &error))?;
+        let (found, expected) = (self.spec.nbytes(), spec.nbytes());
+        if !self.is_contiguous() || found != expected {
+            let message = format!(
+                "{found} of shape {:?} are not the {expected} of {spec:?}",
+                self.spec.shape()
+            );
+            return Err(invalid(py, "tensor.shape", message));
+        }
+        Ok(Self::new(spec, None, self.memory.clone(), self.read_only))
+    }
+
+    /// A copy in memory of its own, in row-major order.
+    fn copy(&self, py: Python<'_>) -> PyResult<Self> {
+        if self.spec.nbytes().0 == 0 {
+            return Ok(Self::new(self.spec.clone(), None, Memory::nothing(), false));
+        }
+        let mut bytes = Vec::with_capacity(usize::try_from(self.spec.nbytes().0)?);
+        let size = usize::try_from(self.spec.dtype().size())?;
+        let strides = self.strides();
+        py.detach(|| {
+            // SAFETY: shape and strides say where the elements of this tensor are, and the owner keeps them there.
+            unsafe {
+                gather(
+                    self.memory.pointer.as_ptr(),
+                    self.spec.shape(),
+                    &strides,
+                    size,
+                    &mut bytes,
+                )
+            }
+        });
+        let pointer = NonNull::from(bytes.as_mut_slice()).cast();
+        // SAFETY: a vector that nobody changes keeps its bytes in place.
+        let memory = unsafe { Memory::new(pointer, Arc::new(bytes)) };
+        Ok(Self::new(self.spec.clone(), None, memory, false))
     }
 
     #[getter]
@@ -195,5 +229,34 @@ impl Tensor {
     fn __repr__(&self) -> String {
         let shape = self.spec.shape();
         format!("stagewire.Tensor(dtype={}, shape={shape:?})", self.spec.dtype())
+    }
+}
+
+/// Appends the elements at `pointer` in row-major order.
+///
+/// # Safety
+/// At every index within `shape` there must be `size` readable bytes.
+unsafe fn gather(pointer: *const u8, shape: &[u64], strides: &[i64], size: usize, out: &mut Vec<u8>) {
+    let (Some((extent, inner)), Some((stride, steps))) = (shape.split_first(), strides.split_first()) else {
+        // SAFETY: the caller's promise.
+        out.extend_from_slice(unsafe { std::slice::from_raw_parts(pointer, size) });
+        return;
+    };
+    if inner.is_empty() && *stride == 1 {
+        // SAFETY: the caller's promise; the elements of this row have no gaps.
+        out.extend_from_slice(unsafe { std::slice::from_raw_parts(pointer, *extent as usize * size) });
+        return;
+    }
+    for index in 0..*extent as isize {
+        // SAFETY: the index is within the shape.
+        unsafe {
+            gather(
+                pointer.offset(index * *stride as isize * size as isize),
+                inner,
+                steps,
+                size,
+                out,
+            )
+        };
     }
 }

@@ -158,7 +158,7 @@ impl Task {
 
     /// Publishes the output and ends the attempt well; returns once the server has accepted it.
     fn complete(&self, py: Python<'_>, kind: &str, entries: Entries<'_>, metadata: String) -> PyResult<()> {
-        let (entries, tensors) = payload::lend_all(py, entries)?;
+        let (entries, tensors) = payload::lend_all(py, entries, None)?;
         let output = Output {
             kind: kind
                 .parse()

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import concurrent.futures
+import multiprocessing
 import os
 import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import peer
 import pytest
+from processes import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,3 +34,17 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("STAGEWIRE_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as made:
+        yield made
+
+
+@pytest.fixture
+def other(pool: concurrent.futures.ProcessPoolExecutor, run_dir: Path) -> Iterator[Peer]:
+    made = Peer(pool, run_dir)
+    yield made
+    made(peer.close)

@@ -136,12 +136,116 @@ def test_read_only_arrays_stay_read_only() -> None:
         tensor.__dlpack__()
 
 
-@pytest.mark.parametrize("memory", [b"", b"abc", bytearray(b"xyz"), memoryview(b"12345678").cast("Q")], ids=repr)
+@pytest.mark.parametrize("memory", [b"", b"abc", bytearray(b"xyz")], ids=repr)
 def test_bytes_are_uint8(memory: Any) -> None:
     tensor = Tensor.from_buffer(memory)
     assert (tensor.dtype, tensor.shape) == ("uint8", (memoryview(memory).nbytes,))
     assert tensor.read_only is memoryview(memory).readonly
     assert tensor.tobytes() == bytes(memory)
+
+
+FORMATS = {
+    "bool": "?",
+    "int8": "b",
+    "uint8": "B",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "uint64": "Q",
+    "float32": "f",
+    "float64": "d",
+}
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_buffers_keep_their_type_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
+    source = random_bits(dtype, shape)
+    memory = bytearray(bits(source))
+    tensor = Tensor.from_buffer(memoryview(memory).cast(FORMATS[dtype], shape))  # type: ignore[call-overload]
+    assert (tensor.dtype, tensor.shape, tensor.tobytes()) == (dtype, shape, bits(source))
+    assert tensor.contiguous
+    assert not tensor.read_only
+
+
+@pytest.mark.parametrize("dtype", ["float16", "complex64"])
+def test_buffers_of_numpys_own_types(dtype: str) -> None:
+    source: Any = random_bits(dtype, (2, 3)).numpy()
+    tensor = Tensor.from_buffer(source)
+    assert (tensor.dtype, tensor.shape, tensor.tobytes()) == (dtype, (2, 3), source.tobytes())
+
+
+def test_objects_with_the_buffer_protocol() -> None:
+    import array
+    import ctypes
+
+    doubles = array.array("d", [1.5, -2.5])
+    pairs = (ctypes.c_int16 * 2 * 3)()
+    pairs[2][1] = 7
+    imported = Imported({"array": doubles, "ctypes": pairs, "scalar": ctypes.c_uint32(9), "numpy": np.float32(3)})
+    found = {name: value for name, value in imported.entries if isinstance(value, Tensor)}
+    assert {name: (value.dtype, value.shape) for name, value in found.items()} == {
+        "array": ("float64", (2,)),
+        "ctypes": ("int16", (3, 2)),
+        "scalar": ("uint32", ()),
+        "numpy": ("float32", ()),
+    }
+    assert torch.from_dlpack(found["ctypes"]).tolist() == [[0, 0], [0, 0], [0, 7]]
+    assert found["scalar"].tobytes() == (9).to_bytes(4, "little")
+    assert imported.copies == 0
+
+
+def memory_of(array: Any) -> memoryview:
+    return memoryview(array)
+
+
+def test_strided_buffers_are_copied_once() -> None:
+    for view, expected in [
+        (memoryview(bytearray(range(12)))[::3], bytes([0, 3, 6, 9])),
+        (memory_of(np.arange(6, dtype=np.uint8).reshape(2, 3).T), bytes([0, 3, 1, 4, 2, 5])),
+        (memory_of(np.arange(4, dtype=np.uint8)[::-1]), bytes([3, 2, 1, 0])),
+    ]:
+        imported = Imported({"x": view})
+        assert (imported.copies, imported.copied_bytes) == (1, len(expected))
+        ((_, tensor),) = imported.entries
+        assert isinstance(tensor, Tensor)
+        assert (tensor.tobytes(), tensor.shape) == (expected, view.shape)
+        with pytest.raises(Invalid, match="strict=True forbids the copy"):
+            Imported({"x": view}, strict=True)
+
+
+def test_buffers_that_are_no_tensors() -> None:
+    for memory, message in [
+        (memory_of(np.arange(3, dtype=">i4")), 'format ">i" .4 bytes. has no Stagewire dtype'),
+        (memory_of(np.zeros(2, dtype=[("a", "i4"), ("b", "f4")])), "has no Stagewire dtype"),
+        (memory_of(np.zeros(2, dtype=np.longdouble)), "has no Stagewire dtype"),
+    ]:
+        with pytest.raises(Unsupported, match="tensor 'x': .*" + message) as caught:
+            Imported({"x": memory})
+        assert caught.value.reason == "tensor.dtype"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("make", [lambda t: t.transpose(0, 2), lambda t: t[:, ::2], lambda t: t.expand(2, 4, 6, 5)])
+def test_copies_are_in_order(dtype: str, make: Any) -> None:
+    view = make(random_bits(dtype, (4, 6, 5)))
+    tensor = Tensor.from_dlpack(view)
+    copy = tensor.copy()
+    assert (copy.dtype, copy.shape, copy.contiguous, copy.tobytes()) == (dtype, tuple(view.shape), True, bits(view))
+    assert Tensor.from_dlpack(view[:0]).copy().tobytes() == b""
+
+
+def test_other_views_of_the_same_bytes() -> None:
+    memory = bytearray(8)
+    tensor = Tensor.from_buffer(memory).view("float32", (1, 2))
+    torch.from_dlpack(tensor)[0, 1] = 1.0
+    assert memory == bytes(6) + b"\x80\x3f"
+    with pytest.raises(Invalid, match=r"8 B of shape \[8\] are not the 16 B"):
+        Tensor.from_buffer(memory).view("float64", (2,))
+    with pytest.raises(Invalid, match="float99"):
+        Tensor.from_buffer(memory).view("float99", (2,))
 
 
 def test_the_old_protocol_works() -> None:

@@ -64,7 +64,9 @@ class Imported:
             )
         self.copies += 1
         self.copied_bytes += tensor.nbytes
-        return wrap(name, _contiguous(name, value))
+        # torch copies with all its threads.
+        contiguous = getattr(value, "contiguous", None)
+        return wrap(name, contiguous()) if callable(contiguous) else tensor.copy()
 
 
 def wrap(name: str, value: Any) -> Tensor:
@@ -79,8 +81,10 @@ def wrap(name: str, value: Any) -> Tensor:
     try:
         if hasattr(value, "__dlpack__"):
             return Tensor.from_dlpack(value)
-        if isinstance(value, bytes | bytearray | memoryview):
-            return Tensor.from_buffer(value)
+        return Tensor.from_buffer(value)
+    except TypeError:
+        # It is neither.
+        pass
     except BufferError as error:
         hint = ": detach() it first" if getattr(value, "requires_grad", False) else ""
         raise Invalid(
@@ -91,23 +95,42 @@ def wrap(name: str, value: Any) -> Tensor:
             f"tensor {name!r}: {error.message}", reason=error.reason, details={**error.details, "tensor": name}
         ) from None
     raise Invalid(
-        f"{name!r} is a {type(value).__name__}, not a tensor: it needs __dlpack__ (torch, NumPy, ...) or bytes; "
-        "text and numbers belong in the metadata",
+        f"{name!r} is a {type(value).__name__}, not a tensor: it needs __dlpack__ (torch, NumPy, ...) or the buffer "
+        "protocol (bytes, array.array, ...); text and numbers belong in the metadata",
         reason="tensor.type",
         details={"tensor": name, "type": type(value).__name__},
     )
 
 
-def _contiguous(name: str, value: Any) -> Any:
-    if hasattr(value, "contiguous"):  # torch and its kin
-        return value.contiguous()
-    if type(value).__module__.partition(".")[0] == "numpy":
-        return value.copy(order="C")
+def dtype_name(dtype: Any) -> str:
+    """PyTorch's name of a dtype of torch or NumPy, or of one given by name.
+
+    Raises:
+        Invalid: It is none.
+    """
+    if isinstance(dtype, str):
+        return dtype.removeprefix("torch.")
+    match framework_of(dtype):
+        case "torch":
+            return str(dtype).removeprefix("torch.")
+        case "numpy":
+            return str(load("numpy").dtype(dtype).name)
     raise Invalid(
-        f"tensor {name!r} is not contiguous and a {type(value).__name__} has no contiguous(): copy it first",
-        reason="tensor.not_contiguous",
-        details={"tensor": name},
+        f"{dtype!r} is no dtype of torch or NumPy, nor PyTorch's name of one, such as 'bfloat16'",
+        reason="tensor.dtype",
+        details={"dtype": repr(dtype)},
     )
+
+
+def framework_of(dtype: Any) -> Framework | None:
+    """Whose dtype it is."""
+    kind = dtype if isinstance(dtype, type) else type(dtype)
+    match kind.__module__.partition(".")[0]:
+        case "torch":
+            return "torch"
+        case "numpy":
+            return "numpy"
+    return None
 
 
 def exporter(framework: Framework | None, dtypes: Iterable[str]) -> Callable[[Tensor], Any]:

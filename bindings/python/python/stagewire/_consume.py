@@ -85,7 +85,11 @@ def _checked(name: str, value: Any, spec: Spec) -> Tensor:
 
 
 class Reader:
-    """Reads one payload through one consumer, once."""
+    """Reads one payload through one consumer, once.
+
+    Attributes:
+        consumer: Who gets the bytes.
+    """
 
     def __init__(
         self,
@@ -97,30 +101,41 @@ class Reader:
         single: str | None = None,
     ) -> None:
         self._handle = handle
-        self._consumer = consumer
+        self.consumer = consumer
         self._destinations = destinations
         self._single = single
         dtypes = {dtype for _, value in handle.entries for dtype, _ in _specs(value)}
         # Tensors that have a destination are the caller's own; nothing is exported then.
         self._export = exporter("native" if destinations is not None else framework, dtypes)
 
-    def chunks(self) -> Iterator[Any]:
+    def chunks(self, on_chunk: Callable[[int, Any], object] | None = None) -> Iterator[Any]:
         """Chunk after chunk; the payload is finished when the iterator has ended."""
         try:
             index = 0
             # The call after the last chunk says that everything was read, which is what ends the payload's life.
-            while (tensors := self._consumer.next()) is not None:
-                yield self._give(self._chunk(index, tensors))
+            while (tensors := self.consumer.next()) is not None:
+                yield self.chunk(index, tensors, on_chunk)
                 index += 1
         finally:
-            self._consumer.close()
+            self.consumer.close()
 
     def whole(self) -> Any:
         """All of it."""
         try:
-            return self._give(self._bundle(self._consumer.fetch()))
+            return self.all(self.consumer.fetch())
         finally:
-            self._consumer.close()
+            self.consumer.close()
+
+    def chunk(self, index: int, tensors: list[Tensor], on_chunk: Callable[[int, Any], object] | None = None) -> Any:
+        """What the caller gets of chunk `index`."""
+        given = self._give(self._chunk(index, tensors))
+        if on_chunk is not None:
+            on_chunk(index, given)
+        return given
+
+    def all(self, tensors: list[Tensor]) -> Any:
+        """What the caller gets of all tensors."""
+        return self._give(self._bundle(tensors))
 
     def _chunk(self, index: int, tensors: list[Tensor]) -> dict[str, Any]:
         dim = self._handle.chunk_dim

@@ -1,4 +1,4 @@
-"""The client for asyncio: the names of `stagewire.client`, to be awaited."""
+"""Client and connector for asyncio: the names of `stagewire.client` and `stagewire.diffusion`, to be awaited."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx2
 
 from . import _http
+from ._aio_connector import DiffusionConnector, StageHandle, StreamingPublish
 from ._http import Event, Following, Place
 from .errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-__all__ = ["AsyncArtefact", "AsyncClient", "AsyncJob", "AsyncJobResult"]
+__all__ = [
+    "AsyncArtefact",
+    "AsyncClient",
+    "AsyncJob",
+    "AsyncJobResult",
+    "DiffusionConnector",
+    "StageHandle",
+    "StreamingPublish",
+]
 
 
 class AsyncClient:

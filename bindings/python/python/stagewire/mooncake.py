@@ -29,6 +29,9 @@ that device has queued. Work on other streams is the caller's to wait for, and s
 `EngineTransport.register`, before peers may read.
 
 Needs one of Mooncake's wheels, such as ``mooncake-transfer-engine``; it is imported when the first engine is made.
+
+Tensors in Mooncake Store begin with a header of 304 bytes. `encode_header` makes it, so that a peer's ``get_tensor``
+reads what is put as header and bytes; `decode_tensor` reads what a peer's ``put_tensor`` put.
 """
 
 from __future__ import annotations
@@ -43,15 +46,28 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from . import _native
+from ._bundle import exporter
 from ._native import Tensor
-from .errors import Invalid, StagewireError, Unavailable, Unsupported
+from ._tensor_header import TensorHeader, decode_header, encode_header
+from .errors import Corrupt, Invalid, StagewireError, Unavailable, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ._bundle import Framework
     from ._native import EnginePin, EngineRegion
 
-__all__ = ["EngineTransport", "Pinned", "Record", "Region", "make_engine"]
+__all__ = [
+    "EngineTransport",
+    "Pinned",
+    "Record",
+    "Region",
+    "TensorHeader",
+    "decode_header",
+    "decode_tensor",
+    "encode_header",
+    "make_engine",
+]
 
 Record = tuple[int, int, int, int, int, int]
 """One strided copy: source offset, destination offset, bytes of a row, rows, source pitch, destination pitch."""
@@ -95,6 +111,27 @@ def make_engine(host: str, protocol: str = "tcp", devices: str = "") -> tuple[An
             reason="mooncake.protocol_unavailable",
         )
     return engine, f"{host}:{port}"
+
+
+def decode_tensor(data: bytes | bytearray | memoryview, *, framework: Framework | None = None) -> Any:
+    """The tensor in an object that a peer's ``put_tensor`` made: a view of the object's bytes, without a copy.
+
+    Args:
+        data: The whole object, header first.
+        framework: ``torch``, ``numpy`` or ``native``; by default torch where it is imported or the dtype needs it.
+
+    Raises:
+        Corrupt: It is no such object, or is truncated.
+        Unsupported: Its header is of another version, or it is one part of a sharded tensor.
+    """
+    header = decode_header(data)
+    body = memoryview(data).cast("B")[header.offset : header.offset + header.nbytes]
+    if len(body) < header.nbytes:
+        raise Corrupt(
+            f"the object has {len(body)} bytes of tensor, its header says {header.nbytes}", reason="mooncake.header"
+        )
+    tensor = Tensor.from_buffer(body).view(header.dtype, header.shape)
+    return exporter(framework, [header.dtype])(tensor)
 
 
 def _protocol(port: int) -> str:

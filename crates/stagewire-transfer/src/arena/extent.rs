@@ -63,16 +63,14 @@ impl ExtentMut {
 
     /// Ends writing.
     pub fn freeze(self) -> Extent {
-        Extent { range: self.range }
+        Extent::whole(self.range)
     }
 
     /// Splits into an extent that can be registered now and a writer that still fills it, chunk by chunk. A chunk must
     /// not be written any more once it was announced to a reader.
     pub fn open(self) -> (Extent, ExtentWriter) {
         self.range.open.store(true, Ordering::Release);
-        let extent = Extent {
-            range: self.range.clone(),
-        };
+        let extent = Extent::whole(self.range.clone());
         (extent, ExtentWriter { range: self.range })
     }
 
@@ -103,28 +101,45 @@ impl DerefMut for ExtentMut {
 #[derive(Debug, Clone)]
 pub struct Extent {
     range: Arc<Range>,
+    /// Which part of the range this is.
+    start: u64,
+    len: u64,
 }
 
 impl Extent {
     /// Bytes of an adopted segment: nobody can write to them any more.
     pub(super) fn adopted(arena: Arc<Inner>, segment: Arc<Segment>, offset: u64, len: u64, reserved: u64) -> Self {
-        let range = Arc::new(Range::new(arena, segment, offset, len, reserved));
-        Self { range }
+        Self::whole(Arc::new(Range::new(arena, segment, offset, len, reserved)))
+    }
+
+    fn whole(range: Arc<Range>) -> Self {
+        let len = range.len;
+        Self { range, start: 0, len }
+    }
+
+    /// `len` of these bytes from `offset` on, shared with this extent; `None` where they are not all in it, or none.
+    pub fn slice(&self, offset: u64, len: u64) -> Option<Self> {
+        let inside = len > 0 && offset.checked_add(len).is_some_and(|end| end <= self.len);
+        inside.then(|| Self {
+            range: self.range.clone(),
+            start: self.start + offset,
+            len,
+        })
     }
 
     /// Bytes, as asked for.
     pub fn len(&self) -> u64 {
-        self.range.len
+        self.len
     }
 
-    /// Never: the arena allocates at least one byte.
+    /// Never: there is at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The first byte.
     pub fn as_ptr(&self) -> NonNull<u8> {
-        self.range.as_ptr()
+        self.range.segment.at(self.offset())
     }
 
     /// Whether an [`ExtentWriter`] may still change bytes.
@@ -137,9 +152,9 @@ impl Extent {
         if self.is_open() {
             return None;
         }
-        // SAFETY: mapped and initialised as in `ExtentMut::deref`. There is no writer, and none can come back: a writer
-        // comes only from an `ExtentMut`, which ended when this was made.
-        Some(unsafe { slice::from_raw_parts(self.range.as_ptr().as_ptr(), self.range.len as usize) })
+        // SAFETY: mapped and initialised as in `ExtentMut::deref`, and a slice lies inside the range. There is no writer,
+        // and none can come back: a writer comes only from an `ExtentMut`, which ended when this was made.
+        Some(unsafe { slice::from_raw_parts(self.as_ptr().as_ptr(), self.len as usize) })
     }
 
     pub(crate) fn segment(&self) -> &Segment {
@@ -148,7 +163,7 @@ impl Extent {
 
     /// First byte within the segment.
     pub(crate) fn offset(&self) -> u64 {
-        self.range.offset
+        self.range.offset + self.start
     }
 
     pub(super) fn arena(&self) -> &Arc<Inner> {

@@ -113,6 +113,25 @@ fn an_open_extent_shows_its_bytes_when_its_writer_is_gone() {
 }
 
 #[test]
+fn parts_share_the_bytes_and_keep_them() {
+    let arena = Arena::new(ByteCount(PAGE));
+    let mut memory = arena.allocate(8).expect("room");
+    memory.copy_from_slice(&[0, 1, 2, 3, 4, 5, 6, 7]);
+    let whole = memory.freeze();
+    let part = whole.slice(2, 4).expect("inside").slice(1, 2).expect("inside");
+    assert_eq!(part.bytes(), Some(&[3, 4][..]));
+    assert_eq!(part.as_ptr().addr().get() - whole.as_ptr().addr().get(), 3);
+    for (offset, len) in [(0, 0), (8, 1), (1, 8), (9, 1), (u64::MAX, 2)] {
+        assert!(whole.slice(offset, len).is_none(), "{len} bytes at {offset}");
+    }
+    assert!(part.slice(1, 2).is_none(), "a part has no more than its own bytes");
+    drop(whole);
+    assert_eq!(arena.stats().allocated_bytes, PAGE, "the part keeps them");
+    drop(part);
+    assert_eq!(arena.stats().allocated_bytes, 0);
+}
+
+#[test]
 fn a_target_of_an_extent_becomes_that_extent() {
     let arena = Arena::new(ByteCount(PAGE));
     let target = Target::from(arena.allocate(100).expect("room"));

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._bundle import Imported
 from .._consume import Reader
+from .._payload import to_json
 from ..context import Context
-from ..diffusion import to_json
 from ..errors import Cancelled, Invalid, StagewireError
 from ..local import as_payload
 from ..stages import Payload, Result

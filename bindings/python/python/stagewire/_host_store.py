@@ -1,0 +1,56 @@
+"""A store of this process, for connectors of the same run directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from . import _native, _rundir
+from ._native import parse_bytes
+
+if TYPE_CHECKING:
+    import os
+
+
+class HostStore:
+    """Keeps payloads in the shared memory of this process, apart from the processes that made them.
+
+    Connectors with ``transfer_mode="store"`` find it through the run directory. What is in it is lost when it is closed
+    or its process ends.
+
+    Args:
+        capacity: Most bytes of payloads, as a number or as ``"512MiB"``. A full store refuses with `Exhausted`.
+        run_dir: As for `DiffusionConnector`. One store per run directory; a later one takes over from an earlier one.
+
+    Raises:
+        Invalid: The size is not allowed.
+        Unavailable: The run directory cannot be used.
+    """
+
+    def __init__(self, capacity: int | str = "1GiB", *, run_dir: str | os.PathLike[str] | None = None) -> None:
+        self._run_dir = _rundir.find(run_dir)
+        self._native = _native.HostStore(self._run_dir, parse_bytes(str(capacity)))
+        self._address = self._native.address
+        _rundir.announce_store(self._run_dir, self._address)
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes in use, and most bytes."""
+        return self._native.usage()
+
+    def live(self) -> list[str]:
+        """Ids of the payloads in the store."""
+        return self._native.live()
+
+    def stats(self) -> dict[str, int]:
+        """Numbers, as those of `DiffusionConnector.stats`."""
+        return self._native.stats()
+
+    def close(self) -> None:
+        """Drops every payload. Calling it again does nothing."""
+        _rundir.withdraw_store(self._run_dir, self._address)
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
