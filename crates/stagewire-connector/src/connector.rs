@@ -17,10 +17,13 @@ pub(crate) use shared::Shared;
 use crate::link::Links;
 use crate::live::{Gone, Live, Table};
 use crate::pages::{Offer, Pages};
+use crate::put::{self, Put};
+use crate::release;
 use crate::serve::{self, Holder};
 use crate::wire::Me;
 use crate::{
-    ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec, PutError, StartError,
+    ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec, PutError, ReleaseError,
+    StartError,
 };
 
 /// Publishes payloads of this process and consumes those of others.
@@ -99,6 +102,7 @@ impl Connector {
         let accept = tokio::spawn(serve::serve(listener, Arc::clone(&holder))).abort_handle();
         let shared = Arc::new(Shared {
             role: options.role,
+            run_dir: options.run_dir,
             peer,
             socket,
             host,
@@ -214,7 +218,14 @@ impl Connector {
     /// # Cancel safety
     /// The store may have taken the payload though the future was dropped; a repeated call then finds it there.
     pub async fn store(&self, handle: &Handle, token: Option<Token>, wait: Duration) -> Result<Handle, PutError> {
-        crate::put::put(&self.shared, handle, token, wait).await
+        let payload = handle.payload;
+        let live = self.shared.table().get(payload).ok_or(PutError::NotHeld { payload })?;
+        let put = Put {
+            token,
+            wait,
+            reserved: None,
+        };
+        put::put(&self.shared, &live, put).await
     }
 
     /// Reads a payload that this or another process holds. Starts nothing until [`Consumer::next`] is called.
@@ -223,6 +234,17 @@ impl Connector {
     /// [`ConsumeError::DestinationCount`], [`ConsumeError::DestinationSize`], [`ConsumeError::NoTransport`].
     pub fn consume(&self, handle: Handle, options: ConsumeOptions) -> Result<Consumer, ConsumeError> {
         Consumer::new(Arc::clone(&self.shared), handle, options)
+    }
+
+    /// Ends a payload wherever it is held: here, at its producer, or in the store.
+    ///
+    /// # Errors
+    /// [`ReleaseError`]. A payload that has ended already is none.
+    ///
+    /// # Cancel safety
+    /// It may have been released though the future was dropped.
+    pub async fn release_handle(&self, handle: &Handle) -> Result<(), ReleaseError> {
+        release::release(&self.shared, handle).await
     }
 
     /// Releases a payload that this process holds; nothing happens where it holds none of this id. Its memory goes
@@ -247,6 +269,7 @@ impl Connector {
             published: table.published.load(Ordering::Relaxed),
             released: table.released.load(Ordering::Relaxed),
             consumed: table.consumed.load(Ordering::Relaxed),
+            moved: table.moved.load(Ordering::Relaxed),
             expired: table.expired.load(Ordering::Relaxed),
             failed: table.failed.load(Ordering::Relaxed),
             claims_refused: table.claims_refused.load(Ordering::Relaxed),

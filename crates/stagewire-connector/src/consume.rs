@@ -2,6 +2,7 @@ mod access;
 mod advance;
 mod error;
 mod flight;
+mod seek;
 mod view;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use crate::link::Watching;
 use crate::wire::State;
 use access::{Access, Room, Way};
 use flight::{Flight, Landed};
+use seek::Whereabouts;
 
 pub use error::{ConsumeError, Place};
 pub use view::{Chunk, ChunkView, Fetched, ViewMemory};
@@ -66,6 +68,7 @@ pub struct Consumer {
     stop: Option<Stop>,
     observer: Option<Arc<dyn Observer>>,
     _counted: Counted,
+    whereabouts: Whereabouts,
     watching: Option<Watching>,
     /// What the holder said last.
     state: State,
@@ -134,6 +137,7 @@ impl Consumer {
         let counted = Counted::new(shared.consumers());
         let consumer = Self {
             shared,
+            whereabouts: Whereabouts::new(handle.holder.clone()),
             handle: Arc::new(handle),
             way,
             rooms,

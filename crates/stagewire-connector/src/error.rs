@@ -183,6 +183,50 @@ impl Classify for PutError {
     }
 }
 
+/// Why a payload could not be released where it is held.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum ReleaseError {
+    #[error(
+        "request {request:?}, payload {payload}: the handle's capability is not the payload's; it is forged or damaged"
+    )]
+    Denied { request: String, payload: PayloadId },
+    #[error(
+        "request {request:?}, payload {payload}: its holder did not answer within {waited:?}; look at process {pid}"
+    )]
+    Silent {
+        request: String,
+        payload: PayloadId,
+        pid: u32,
+        waited: Duration,
+    },
+    #[error("request {request:?}, payload {payload}: its holder cannot be talked to")]
+    Link {
+        request: String,
+        payload: PayloadId,
+        source: LinkError,
+    },
+}
+
+impl Classify for ReleaseError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Denied { .. } => ErrorClass::Denied,
+            Self::Silent { .. } => ErrorClass::Deadline,
+            Self::Link { source, .. } => source.class(),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Denied { .. } => "payload.capability",
+            Self::Silent { .. } => "peer.silent",
+            Self::Link { source, .. } => source.reason(),
+        }
+    }
+}
+
 /// An error and what caused it, in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut message = error.to_string();

@@ -15,6 +15,7 @@
 //! - A consumer that dies, or is dropped, leaves no pin; one that is deleted on consume can then be consumed by another
 //!   consumer, from chunk 0. Two at once are refused.
 //! - Nothing is read without the payload's capability, nor by another user of the host.
+//! - A payload that moved to a store is found there by the handle that its producer gave out.
 //!
 //! *Non-guarantees.* The producer must leave published bytes alone until the payload has ended; nobody checks. What is
 //! consumed may be read again after an error, so that a chunk can be seen twice by different consumers.
@@ -61,15 +62,17 @@ mod owner;
 mod pages;
 mod publish;
 mod put;
+mod release;
 mod serve;
 mod stop;
+mod store_file;
 mod store_service;
 mod wire;
 pub mod worker;
 
 pub use connector::{Borrowing, Connector, ConnectorOptions, ConnectorStats};
 pub use consume::{Chunk, ChunkView, ConsumeError, ConsumeOptions, Consumer, Fetched, Place, ViewMemory};
-pub use error::{PublishError, PutError, StartError};
+pub use error::{PublishError, PutError, ReleaseError, StartError};
 pub use link::LinkError;
 pub use owner::Owner;
 pub use publish::{Publication, PublishSpec};

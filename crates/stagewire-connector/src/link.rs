@@ -140,7 +140,9 @@ impl Routes {
                     Reply::State { state, .. } => heard.state = state,
                     Reply::Refused { refusal, .. } => heard.refused = Some(refusal),
                     Reply::Finished { .. } => heard.finished = true,
-                    Reply::Stored { .. } => tracing::warn!("a holder answered to a put that nobody made"),
+                    Reply::Stored { .. } | Reply::Reserved { .. } => {
+                        tracing::warn!("a holder answered to a put that nobody made");
+                    }
                 }
             });
         } else if let Some(Route::Answer(answer)) = routes.remove(&id) {
@@ -224,7 +226,7 @@ impl Link {
         }))
     }
 
-    fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         lock(&self.routes.0).is_some()
     }
 
@@ -232,23 +234,49 @@ impl Link {
         self.task.abort();
     }
 
-    /// Follows a payload.
-    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability) -> Watching {
+    /// Follows a payload. `moved` says that the handle is one of another holder.
+    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability, moved: bool) -> Watching {
         let (sender, heard) = watch::channel(Heard::default());
         let id = self.request(Route::Watch(sender), |id| Request::Watch {
             id,
             payload,
             capability,
+            moved,
         });
         Watching::new(Arc::clone(self), id, heard)
     }
 
     /// Sends a request that has one answer; `None` where the connection ends before that came.
+    ///
+    /// # Cancel safety
+    /// Dropping the future tells the holder that nobody waits any more.
     pub(crate) async fn ask(self: &Arc<Self>, request: impl FnOnce(u32) -> Request) -> Option<Reply> {
         let (sender, answer) = oneshot::channel();
         let id = self.request(Route::Answer(sender), request);
-        let _asked = Asked { link: self, id };
-        answer.await.ok()
+        let mut asked = Asked {
+            link: Arc::clone(self),
+            id,
+            leaves: true,
+        };
+        let answer = answer.await.ok();
+        asked.leaves = false;
+        answer
+    }
+
+    /// Asks for room in a store for a put over this connection.
+    pub(crate) async fn reserve(self: &Arc<Self>, nbytes: u64, wait: Duration) -> Result<Reserved, Option<Reply>> {
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let (sender, answer) = oneshot::channel();
+        let id = self.request(Route::Answer(sender), |id| Request::Reserve { id, nbytes, wait_ms });
+        let asked = Asked {
+            link: Arc::clone(self),
+            id,
+            leaves: true,
+        };
+        match answer.await.ok() {
+            Some(Reply::Reserved { .. }) => Ok(Reserved(asked)),
+            other => Err(other),
+        }
     }
 
     fn request(&self, route: Route, request: impl FnOnce(u32) -> Request) -> u32 {
@@ -262,17 +290,36 @@ impl Link {
     }
 }
 
-/// A request that somebody waits for.
-struct Asked<'a> {
-    link: &'a Link,
+/// A request that somebody waits for, or room that somebody keeps.
+#[derive(Debug)]
+struct Asked {
+    link: Arc<Link>,
     id: u32,
+    leaves: bool,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for Asked {
     fn drop(&mut self) {
         if let Some(routes) = lock(&self.link.routes.0).as_mut() {
             routes.remove(&self.id);
         }
+        if self.leaves {
+            let _ = self.link.requests.send(Request::Leave { id: self.id });
+        }
+    }
+}
+
+/// Room in the store at the other end, given back on drop unless a put has used it.
+#[derive(Debug)]
+pub(crate) struct Reserved(Asked);
+
+impl Reserved {
+    pub(crate) const fn link(&self) -> &Arc<Link> {
+        &self.0.link
+    }
+
+    pub(crate) const fn id(&self) -> u32 {
+        self.0.id
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, PayloadPhase, RegionRef};
+use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, PayloadPhase, Peer, RegionRef};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -38,7 +38,9 @@ pub(crate) struct Live {
     state: watch::Sender<State>,
     keep: Mutex<Option<Arc<dyn Keep>>>,
     /// Taken by the one consumer of a payload that is deleted on consume.
-    claimed: Mutex<bool>,
+    claimed: watch::Sender<bool>,
+    /// The rights of stores that pull the payload, which none but them consumes meanwhile where it is deleted on consume.
+    moves: watch::Sender<Vec<(Capability, Arc<Peer>)>>,
 }
 
 impl Live {
@@ -53,7 +55,8 @@ impl Live {
             state: watch::Sender::new(State { readable, end, regions }),
             life: Mutex::new(life),
             keep: Mutex::new(Some(keep)),
-            claimed: Mutex::new(false),
+            claimed: watch::Sender::new(false),
+            moves: watch::Sender::default(),
         }
     }
 
@@ -126,6 +129,26 @@ impl Live {
         self.state.send_modify(|state| state.regions = Some(regions));
     }
 
+    /// Lets `store` pull the payload with `right`, to keep it from then on.
+    pub(crate) fn begin_move(self: &Arc<Self>, right: Capability, store: Arc<Peer>) -> Move {
+        self.moves.send_modify(|moves| moves.push((right, store)));
+        Move {
+            live: Arc::clone(self),
+            right,
+        }
+    }
+
+    /// Waits until nobody moves the payload any more.
+    pub(crate) async fn not_moving(&self) {
+        // The sender is in `self`.
+        let _ = self.moves.subscribe().wait_for(Vec::is_empty).await;
+    }
+
+    /// Waits until no consumer is at a payload that is deleted on consume.
+    pub(crate) async fn unclaimed(&self) {
+        let _ = self.claimed.subscribe().wait_for(|claimed| !claimed).await;
+    }
+
     /// Changes the life and shows the change. Watchers see changes in the order in which they happened, because the
     /// life stays locked until the change is shown.
     fn advance<T>(&self, change: impl FnOnce(&mut PayloadLife) -> T) -> T {
@@ -169,6 +192,7 @@ pub(crate) struct Table {
     pub(crate) published: AtomicU64,
     pub(crate) released: AtomicU64,
     pub(crate) consumed: AtomicU64,
+    pub(crate) moved: AtomicU64,
     pub(crate) expired: AtomicU64,
     pub(crate) failed: AtomicU64,
     pub(crate) claims_refused: AtomicU64,
@@ -210,24 +234,50 @@ impl Table {
         (inner.live.len() as u64, bytes)
     }
 
-    /// Lets a consumer in who presents the capability of the handle.
-    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability) -> Result<Claim, Refusal> {
+    /// Lets a consumer in who presents the capability of the handle, or the right of a move.
+    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability) -> Result<Claim, Barred> {
         let inner = lock(&self.inner);
         let Some(live) = inner.live.get(&payload).cloned() else {
-            return Err(inner.gone.get(payload).map_or(Refusal::Unknown, Gone::refusal));
+            return Err(inner.gone.get(payload).map_or(Refusal::Unknown, Gone::refusal).into());
         };
         drop(inner);
-        if live.handle.capability != capability {
-            return Err(Refusal::Denied);
+        let (moving, mover) = {
+            let moves = live.moves.borrow();
+            let mover = moves.iter().find(|(right, _)| *right == capability);
+            (!moves.is_empty(), mover.map(|(_, store)| Arc::clone(store)))
+        };
+        if mover.is_none() {
+            if live.handle.capability != capability {
+                return Err(Refusal::Denied.into());
+            }
+            if live.owner.is_exclusive() && moving {
+                return Err(Barred::Moving(live));
+            }
         }
-        if live.owner.is_exclusive() && std::mem::replace(&mut *lock(&live.claimed), true) {
+        if live.owner.is_exclusive() && live.claimed.send_replace(true) {
             self.claims_refused.fetch_add(1, Ordering::Relaxed);
-            return Err(Refusal::Claimed);
+            return Err(Refusal::Claimed.into());
         }
         Ok(Claim {
             table: Arc::clone(self),
             live,
+            mover,
         })
+    }
+
+    /// Ends a payload for who presents its capability.
+    pub(crate) fn release_by(&self, payload: PayloadId, capability: Capability) -> Result<(), Refusal> {
+        match self.get(payload) {
+            Some(live) if live.handle.capability == capability => {
+                self.release_this(&live, Gone::Released);
+                Ok(())
+            }
+            Some(_) => Err(Refusal::Denied),
+            None => Err(lock(&self.inner)
+                .gone
+                .get(payload)
+                .map_or(Refusal::Unknown, Gone::refusal)),
+        }
     }
 
     /// Ends an open payload with the producer's reason. Its memory goes: no consumer sees a chunk of it any more.
@@ -271,7 +321,9 @@ impl Table {
         let counter = match why {
             Gone::Expired => &self.expired,
             Gone::Consumed => &self.consumed,
-            Gone::Released | Gone::Failed(_) => &self.released,
+            Gone::Moved(_) => &self.moved,
+            Gone::Failed(_) => &self.failed,
+            Gone::Released => &self.released,
         };
         inner.gone.insert(payload, why);
         drop(inner);
@@ -282,21 +334,54 @@ impl Table {
     }
 }
 
+/// Why a consumer is not let in.
+#[derive(Debug)]
+pub(crate) enum Barred {
+    Refused(Refusal),
+    /// Not before it is known whether the payload stays here.
+    Moving(Arc<Live>),
+}
+
+impl From<Refusal> for Barred {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+/// Lets a store pull a payload, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Move {
+    live: Arc<Live>,
+    right: Capability,
+}
+
+impl Drop for Move {
+    fn drop(&mut self) {
+        self.live
+            .moves
+            .send_modify(|moves| moves.retain(|(right, _)| *right != self.right));
+    }
+}
+
 /// A consumer's right to one payload, given back on drop.
 #[derive(Debug)]
 pub(crate) struct Claim {
     table: Arc<Table>,
     live: Arc<Live>,
+    /// The store that this consumer is.
+    mover: Option<Arc<Peer>>,
 }
 
 impl Claim {
-    pub(crate) fn live(&self) -> &Live {
+    pub(crate) const fn live(&self) -> &Arc<Live> {
         &self.live
     }
 
-    /// The consumer has everything: a payload that is deleted on consume is.
+    /// The consumer has everything: a payload that is deleted on consume is, and one that a store has is there from now on.
     pub(crate) fn finish(self) {
-        if self.live.owner.is_exclusive() {
+        if let Some(store) = &self.mover {
+            self.table.release_this(&self.live, Gone::Moved(Arc::clone(store)));
+        } else if self.live.owner.is_exclusive() {
             self.table.release_this(&self.live, Gone::Consumed);
         }
     }
@@ -305,7 +390,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.live.owner.is_exclusive() {
-            *lock(&self.live.claimed) = false;
+            self.live.claimed.send_replace(false);
         }
     }
 }

@@ -3,38 +3,52 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{Handle, Token};
+use stagewire_core::{Capability, Handle, Token};
 use tokio::time::Instant;
 
 use crate::PutError;
 use crate::connector::Shared;
-use crate::live::Gone;
+use crate::link::Reserved;
+use crate::live::{Gone, Live};
 use crate::wire::{Refusal, Reply, Request};
 
 /// How much longer the answer may take than what the store itself waits.
 const GRACE: Duration = Duration::from_secs(5);
 
-pub(crate) async fn put(
-    shared: &Arc<Shared>,
-    handle: &Handle,
-    token: Option<Token>,
-    wait: Duration,
-) -> Result<Handle, PutError> {
-    let payload = handle.payload;
-    let live = shared.table().get(payload).ok_or(PutError::NotHeld { payload })?;
+/// What a put says besides the payload.
+#[derive(Debug, Default)]
+pub(crate) struct Put {
+    pub(crate) token: Option<Token>,
+    /// How long the store waits for missing chunks and for room.
+    pub(crate) wait: Duration,
+    /// Room that was kept for it.
+    pub(crate) reserved: Option<Reserved>,
+}
+
+pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Result<Handle, PutError> {
+    let payload = live.handle().payload;
+    let Put { token, wait, reserved } = put;
     let store = shared.store().ok_or(PutError::NoStore { payload })?;
     let begin = Instant::now();
+    let right = Capability::from_random(rand::random());
+    let _moving = live.begin_move(right, Arc::new(store.clone()));
     let exchange = async {
-        let link = shared.links().to(&store).await?;
+        // Room is reserved on one connection.
+        let reserved = reserved.filter(|reserved| reserved.link().is_open());
+        let link = match &reserved {
+            Some(reserved) => Arc::clone(reserved.link()),
+            None => shared.links().to(&store).await?,
+        };
         let left = wait.saturating_sub(begin.elapsed());
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let request = |id| Request::Put {
             id,
             handle: live.handle().to_bytes(),
+            right,
             token,
             owner: live.owner(),
             expires_ms: live.left().map(millis),
             wait_ms: millis(left),
+            reserved: reserved.as_ref().map(Reserved::id),
         };
         Ok(link.ask(request).await)
     };
@@ -42,14 +56,39 @@ pub(crate) async fn put(
     let reply = tokio::time::timeout(waited, exchange).await;
     let reply = reply.map_err(|_| PutError::Deadline { payload, waited })?;
     match reply.map_err(|source| PutError::Link { payload, source })? {
-        None => Err(PutError::StoreLost { payload }),
         Some(Reply::Stored { handle, .. }) => {
             let answer = "with a handle that does not decode";
             let stored = Handle::from_bytes(&handle).map_err(|_| PutError::Protocol { payload, answer })?;
-            shared.table().release_this(&live, Gone::Released);
+            shared.table().release_this(live, Gone::Moved(Arc::new(store)));
             Ok(stored)
         }
-        Some(Reply::Refused { refusal, .. }) => Err(match refusal {
+        reply => Err(refused(live, reply)),
+    }
+}
+
+/// Keeps room for a payload in the store, so that it can move there at any time.
+pub(crate) async fn reserve(shared: &Arc<Shared>, live: &Live, wait: Duration) -> Result<Reserved, PutError> {
+    /// The store counts whole pages of this size for each tensor.
+    const PAGE: u64 = 4096;
+    let payload = live.handle().payload;
+    let store = shared.store().ok_or(PutError::NoStore { payload })?;
+    let tensors = live.handle().manifest.tensors();
+    let nbytes = tensors.map(|tensor| tensor.nbytes().0.next_multiple_of(PAGE)).sum();
+    let exchange = async {
+        let link = shared.links().to(&store).await;
+        let link = link.map_err(|source| PutError::Link { payload, source })?;
+        link.reserve(nbytes, wait).await.map_err(|reply| refused(live, reply))
+    };
+    let waited = wait.saturating_add(GRACE);
+    let reserved = tokio::time::timeout(waited, exchange).await;
+    reserved.unwrap_or(Err(PutError::Deadline { payload, waited }))
+}
+
+fn refused(live: &Live, reply: Option<Reply>) -> PutError {
+    let payload = live.handle().payload;
+    match reply {
+        None => PutError::StoreLost { payload },
+        Some(Reply::Refused { refusal, .. }) => match refusal {
             Refusal::Put(failure) => PutError::Refused { payload, failure },
             Refusal::NoStore => PutError::Protocol {
                 payload,
@@ -59,10 +98,14 @@ pub(crate) async fn put(
                 payload,
                 answer: "with a refusal that is not about a put",
             },
-        }),
-        Some(Reply::State { .. } | Reply::Finished { .. }) => Err(PutError::Protocol {
+        },
+        Some(_) => PutError::Protocol {
             payload,
             answer: "to something else",
-        }),
+        },
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

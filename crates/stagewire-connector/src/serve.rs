@@ -1,12 +1,15 @@
 //! The holder's side of the payload socket.
 
+mod watched;
+
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::{SinkExt, StreamExt};
-use stagewire_core::{Classify, Failure, Handle, Token};
+use stagewire_core::{ByteCount, Capability, Classify, Failure, Handle, PayloadId, RegionRef, Token};
+use stagewire_store::Reservation;
 use stagewire_transfer::ProcessWatch;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
@@ -15,7 +18,9 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 use crate::Owner;
-use crate::live::{Claim, Table};
+use crate::live::{Barred, Claim, Live, Table};
+use watched::Watched;
+
 use crate::wire::{self, End, Greeting, Hello, Me, Refusal, Reply, Request, State};
 
 /// How long who connects may take to say hello.
@@ -27,16 +32,23 @@ const QUEUE: usize = 256;
 #[async_trait]
 pub(crate) trait PutHandler: std::fmt::Debug + Send + Sync {
     async fn put(&self, request: PutRequest) -> Result<Handle, Failure>;
+
+    /// Keeps room free for a put.
+    async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, Failure>;
 }
 
 #[derive(Debug)]
 pub(crate) struct PutRequest {
+    /// As the producer lets the store pull it.
     pub(crate) handle: Handle,
+    /// That of the payload, which it keeps.
+    pub(crate) capability: Capability,
     pub(crate) token: Option<Token>,
     pub(crate) owner: Owner,
     /// How much of its life is left.
     pub(crate) expires: Option<Duration>,
     pub(crate) wait: Duration,
+    pub(crate) reservation: Option<Reservation>,
 }
 
 /// What the socket serves.
@@ -63,6 +75,10 @@ pub(crate) async fn serve(listener: UnixListener, holder: Arc<Holder>) {
         }
         while connections.try_join_next().is_some() {}
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 type Reader = FramedRead<tokio::net::unix::OwnedReadHalf, LengthDelimitedCodec>;
@@ -122,7 +138,11 @@ async fn greet(reader: &mut Reader, writer: &mut Writer, holder: &Holder) -> Opt
 struct Session {
     holder: Arc<Holder>,
     replies: mpsc::Sender<Reply>,
-    watches: BTreeMap<u32, (Claim, AbortHandle)>,
+    watches: BTreeMap<u32, (Watched, AbortHandle)>,
+    /// Puts and reservations that were asked for.
+    puts: BTreeMap<u32, AbortHandle>,
+    /// Room that was reserved and not used yet.
+    reserved: Arc<Mutex<BTreeMap<u32, Reservation>>>,
     /// Everything that runs for this connection; ends with it.
     tasks: JoinSet<()>,
 }
@@ -136,6 +156,8 @@ impl Session {
             holder,
             replies,
             watches: BTreeMap::new(),
+            puts: BTreeMap::new(),
+            reserved: Arc::default(),
             tasks,
         }
     }
@@ -154,48 +176,94 @@ impl Session {
                 id,
                 payload,
                 capability,
-            } => match self.holder.table.watch(payload, capability) {
-                Ok(claim) => {
-                    let report = report(id, claim.live().subscribe(), self.replies.clone());
-                    self.watches.insert(id, (claim, self.tasks.spawn(report)));
-                }
-                Err(refusal) => self.reply(Reply::Refused { id, refusal }).await,
-            },
+                moved,
+            } => {
+                let watched = Watched::default();
+                let (table, replies) = (Arc::clone(&self.holder.table), self.replies.clone());
+                let admitted = watched.admit(table.watch(payload, capability));
+                let again = move || table.watch(payload, capability);
+                let task = self
+                    .tasks
+                    .spawn(watch(id, admitted, again, watched.clone(), moved, replies));
+                self.watches.insert(id, (watched, task));
+            }
             Request::Finish { id } => {
-                if let Some((claim, report)) = self.watches.remove(&id) {
-                    report.abort();
-                    claim.finish();
+                if self.watches.get(&id).is_none_or(|(watched, _)| watched.finish()) {
+                    self.watches.remove(&id);
+                    self.reply(Reply::Finished { id }).await;
                 }
-                self.reply(Reply::Finished { id }).await;
             }
             Request::Leave { id } => {
-                if let Some((_, report)) = self.watches.remove(&id) {
-                    report.abort();
+                if let Some((watched, task)) = self.watches.remove(&id) {
+                    watched.leave();
+                    task.abort();
                 }
+                if let Some(put) = self.puts.remove(&id) {
+                    put.abort();
+                }
+                let reservation = lock(&self.reserved).remove(&id);
+                drop(reservation);
+            }
+            Request::Release {
+                id,
+                payload,
+                capability,
+            } => {
+                let reply = match self.holder.table.release_by(payload, capability) {
+                    Ok(()) => Reply::Finished { id },
+                    Err(refusal) => Reply::Refused { id, refusal },
+                };
+                self.reply(reply).await;
+            }
+            Request::Reserve { id, nbytes, wait_ms } => {
+                let (holder, replies) = (Arc::clone(&self.holder), self.replies.clone());
+                let reserved = Arc::clone(&self.reserved);
+                let wait = Duration::from_millis(wait_ms);
+                let task = self.tasks.spawn(async move {
+                    let reply = match reserve(&holder, ByteCount(nbytes), wait).await {
+                        Ok(reservation) => {
+                            lock(&reserved).insert(id, reservation);
+                            Reply::Reserved { id }
+                        }
+                        Err(refusal) => Reply::Refused { id, refusal },
+                    };
+                    let _ = replies.send(reply).await;
+                });
+                self.puts.insert(id, task);
             }
             Request::Put {
                 id,
                 handle,
+                right,
                 token,
                 owner,
                 expires_ms,
                 wait_ms,
+                reserved,
             } => {
                 let (holder, replies) = (Arc::clone(&self.holder), self.replies.clone());
-                self.tasks.spawn(async move {
-                    let request = |handle| PutRequest {
-                        handle,
+                let reservation = reserved.and_then(|id| lock(&self.reserved).remove(&id));
+                let task = self.tasks.spawn(async move {
+                    let request = |handle: Handle| PutRequest {
+                        capability: handle.capability,
+                        handle: Handle {
+                            capability: right,
+                            ..handle
+                        },
                         token,
                         owner,
                         expires: expires_ms.map(Duration::from_millis),
                         wait: Duration::from_millis(wait_ms),
+                        reservation,
                     };
                     let reply = put(id, &holder, &handle, request).await;
                     // The connection may have ended; its tasks end with it.
                     let _ = replies.send(reply).await;
                 });
+                self.puts.insert(id, task);
             }
         }
+        self.puts.retain(|_, put| !put.is_finished());
     }
 
     async fn reply(&self, reply: Reply) {
@@ -224,10 +292,55 @@ async fn put(id: u32, holder: &Holder, handle: &[u8], request: impl FnOnce(Handl
     }
 }
 
-/// Tells a consumer how its payload comes on, until it can only end one way.
-async fn report(id: u32, mut states: watch::Receiver<State>, replies: mpsc::Sender<Reply>) {
+async fn reserve(holder: &Holder, nbytes: ByteCount, wait: Duration) -> Result<Reservation, Refusal> {
+    let handler = holder.puts.get().ok_or(Refusal::NoStore)?;
+    handler.reserve(nbytes, wait).await.map_err(Refusal::Put)
+}
+
+/// Serves one consumer that was let in, or will be once the payload has stopped moving.
+async fn watch(
+    id: u32,
+    mut admitted: Result<Arc<Live>, Barred>,
+    again: impl Fn() -> Result<Claim, Barred>,
+    watched: Watched,
+    moved: bool,
+    replies: mpsc::Sender<Reply>,
+) {
+    let live = loop {
+        match admitted {
+            Ok(live) => break live,
+            Err(Barred::Moving(live)) => live.not_moving().await,
+            Err(Barred::Refused(refusal)) => {
+                watched.leave();
+                let _ = replies.send(Reply::Refused { id, refusal }).await;
+                return;
+            }
+        }
+        admitted = watched.admit(again());
+    };
+    if watched.has_finished() {
+        let _ = replies.send(Reply::Finished { id }).await;
+        return;
+    }
+    let regions = moved.then(|| live.handle().regions.clone());
+    let states = live.subscribe();
+    drop(live);
+    report(id, states, regions, &replies).await;
+}
+
+/// Tells a consumer how its payload comes on, until it can only end one way. `regions` are told where the state says
+/// nothing else.
+async fn report(
+    id: u32,
+    mut states: watch::Receiver<State>,
+    regions: Option<Vec<RegionRef>>,
+    replies: &mpsc::Sender<Reply>,
+) {
     loop {
-        let state = states.borrow_and_update().clone();
+        let mut state = states.borrow_and_update().clone();
+        if state.regions.is_none() {
+            state.regions.clone_from(&regions);
+        }
         let last = matches!(state.end, Some(End::Failed(_) | End::Released));
         if replies.send(Reply::State { id, state }).await.is_err() || last || states.changed().await.is_err() {
             return;

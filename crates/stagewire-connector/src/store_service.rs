@@ -1,10 +1,11 @@
 //! The store's side of a put: pulls payloads into a [`HostStore`] and serves them from there.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use stagewire_core::{Capability, Classify, ErrorClass, Failure, Handle, PayloadId, Token, TransferMode};
-use stagewire_store::{HostStore, NewObject, Store, StoreError};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Handle, PayloadId, Token, TransferMode};
+use stagewire_store::{HostStore, NewObject, Reservation, Store, StoreError};
 use stagewire_transfer::{Target, empty_region};
 
 use crate::connector::Shared;
@@ -32,6 +33,7 @@ impl StoreService {
         if connector.shared().holder().puts.set(Arc::clone(&service) as _).is_err() {
             tracing::error!("this connector serves a store already; the second one gets no puts");
         }
+        connector.shared().announce_store();
         service
     }
 
@@ -56,10 +58,12 @@ impl StoreService {
     async fn take(&self, request: PutRequest) -> Result<Handle, Failure> {
         let PutRequest {
             handle,
+            capability,
             token,
             owner,
             expires,
             wait,
+            reservation,
         } = request;
         let Some(shared) = self.shared.upgrade() else {
             return Err(Failure::new(
@@ -71,6 +75,7 @@ impl StoreService {
         let mut object = NewObject::new(handle.payload, handle.manifest.tensors().map(|tensor| tensor.nbytes()));
         object.token = token;
         object.wait = wait;
+        object.reservation = reservation;
         let mut draft = match self.store.create(object).await {
             Ok(draft) => draft,
             // The answer to an earlier put was lost.
@@ -103,7 +108,7 @@ impl StoreService {
         let stored = Handle {
             mode: TransferMode::Store,
             holder: shared.peer().clone(),
-            capability: Capability::from_random(rand::random()),
+            capability,
             regions: regions
                 .map(|region| region.unwrap_or_else(|| empty_region("shm")))
                 .collect(),
@@ -153,6 +158,11 @@ fn conflict(payload: PayloadId) -> Failure {
 impl PutHandler for StoreService {
     async fn put(&self, request: PutRequest) -> Result<Handle, Failure> {
         self.take(request).await
+    }
+
+    async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, Failure> {
+        let reserved = self.store.reserve(nbytes, wait).await;
+        reserved.map_err(|error| error.to_failure())
     }
 }
 

@@ -10,12 +10,16 @@
 //!        ◀───────────────────────── Finished(id), after Finish
 //! Put(id, handle, token) ─────────▶
 //!        ◀───────────────────────── Stored(id) | Refused(id)
+//! Reserve(id, bytes) ─────────────▶
+//!        ◀───────────────────────── Reserved(id) | Refused(id); room for a put, until it, or Leave(id)
+//! Release(id, payload, capability) ▶
+//!        ◀───────────────────────── Finished(id) | Refused(id)
 //! ```
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, ProcessRef, RegionRef, Token};
+use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, Peer, ProcessRef, RegionRef, Token};
 use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::Owner;
@@ -58,20 +62,34 @@ pub(crate) enum Request {
         id: u32,
         payload: PayloadId,
         capability: Capability,
+        /// The handle is one of another holder: the consumer must be told where the bytes are.
+        moved: bool,
     },
     /// The consumer has every byte that it wants.
     Finish { id: u32 },
-    /// The consumer goes away without having finished.
+    /// Whoever asked goes away: the consumer without having finished, a put that is under way, reserved room.
     Leave { id: u32 },
+    /// Keeps room free for a put.
+    Reserve { id: u32, nbytes: u64, wait_ms: u64 },
+    /// Ends a payload by name.
+    Release {
+        id: u32,
+        payload: PayloadId,
+        capability: Capability,
+    },
     Put {
         id: u32,
-        /// `stagewire_core::Handle::to_bytes`.
+        /// `stagewire_core::Handle::to_bytes`. The payload keeps its capability, so that this handle finds it in the store.
         handle: Vec<u8>,
+        /// With which the store pulls the payload from its producer.
+        right: Capability,
         token: Option<Token>,
         owner: Owner,
         /// How much of the payload's life is left; `None` where it does not expire.
         expires_ms: Option<u64>,
         wait_ms: u64,
+        /// The id under which room was reserved for it.
+        reserved: Option<u32>,
     },
 }
 
@@ -80,13 +98,18 @@ pub(crate) enum Reply {
     State { id: u32, state: State },
     Finished { id: u32 },
     Stored { id: u32, handle: Vec<u8> },
+    Reserved { id: u32 },
     Refused { id: u32, refusal: Refusal },
 }
 
 impl Reply {
     pub(crate) const fn id(&self) -> u32 {
         match self {
-            Self::State { id, .. } | Self::Finished { id } | Self::Stored { id, .. } | Self::Refused { id, .. } => *id,
+            Self::State { id, .. }
+            | Self::Finished { id }
+            | Self::Stored { id, .. }
+            | Self::Reserved { id }
+            | Self::Refused { id, .. } => *id,
         }
     }
 }
@@ -121,6 +144,8 @@ pub(crate) enum Refusal {
     Expired,
     /// It was consumed, and deleted by that.
     Consumed,
+    /// It went to a store.
+    Moved(Peer),
     /// The capability is not this payload's.
     Denied,
     /// It is deleted on consume, and another consumer is at it.
@@ -216,6 +241,7 @@ mod tests {
             id: 7,
             payload: "00000000-0000-0000-0000-000000000009".parse().expect("an id"),
             capability: Capability::from_random([3; 16]),
+            moved: true,
         });
         for len in 0..frame.len() {
             assert!(decode::<Request>(&frame[..len]).is_err(), "{len} bytes decoded");

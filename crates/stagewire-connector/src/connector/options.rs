@@ -56,10 +56,12 @@ pub struct ConnectorStats {
     pub live_bytes: u64,
     /// Payloads ever published.
     pub published: u64,
-    /// Payloads that were released by name, or moved to a store.
+    /// Payloads that were released by name.
     pub released: u64,
     /// Payloads that were deleted because a consumer had consumed them.
     pub consumed: u64,
+    /// Payloads that moved to a store.
+    pub moved: u64,
     /// Payloads whose time was over, because nobody consumed them or their lease said so.
     pub expired: u64,
     /// Payloads that their producer gave up.

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -12,11 +13,12 @@ use crate::link::Links;
 use crate::live::{Gone, Live, Table};
 use crate::serve::Holder;
 use crate::wire::End;
-use crate::{Borrowing, Publication};
+use crate::{Borrowing, Publication, store_file};
 
 /// What a connector and everything that came from it have in common.
 pub(crate) struct Shared {
     pub(super) role: StageName,
+    pub(super) run_dir: PathBuf,
     pub(super) peer: Peer,
     pub(super) socket: SocketFile,
     pub(super) host: Arc<Host>,
@@ -78,8 +80,24 @@ impl Shared {
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
+    /// Who keeps payloads: who was named, else the store of the run directory.
     pub(crate) fn store(&self) -> Option<Peer> {
-        self.store.borrow().clone()
+        self.stores_of_run_dir().next()
+    }
+
+    /// Every store that this process knows of, alive or not.
+    pub(crate) fn stores_of_run_dir(&self) -> impl Iterator<Item = Peer> + use<> {
+        let named = self.store.borrow().clone();
+        let run_dir = self.run_dir.clone();
+        let found = std::iter::once_with(move || store_file::find(&run_dir)).flatten();
+        named.into_iter().chain(found)
+    }
+
+    /// Says that this process is the store of its run directory.
+    pub(crate) fn announce_store(&self) {
+        if let Err(error) = store_file::announce(&self.run_dir, &self.peer) {
+            tracing::warn!(%error, "only who is told finds this store: its address could not be written");
+        }
     }
 
     /// The transports that this process can read over.
@@ -119,6 +137,7 @@ impl Shared {
         self.links.close();
         self.host.stop();
         self.socket.remove();
+        store_file::withdraw(&self.run_dir, &self.peer);
         true
     }
 }

@@ -22,6 +22,18 @@ pub(super) enum AccessError {
     Transfer(TransferError),
 }
 
+impl AccessError {
+    /// Whether the holder answers, but has no such region, or not any more.
+    pub(super) const fn is_of_an_old_place(&self) -> bool {
+        matches!(
+            self,
+            Self::Transfer(
+                TransferError::Released { .. } | TransferError::UnknownRegion { .. } | TransferError::Generation { .. }
+            )
+        )
+    }
+}
+
 impl From<TransferError> for AccessError {
     fn from(error: TransferError) -> Self {
         Self::Transfer(error)
@@ -119,6 +131,7 @@ pub(super) enum Way {
 #[derive(Debug)]
 pub(super) struct Access {
     sources: Vec<Source>,
+    regions: Vec<RegionRef>,
     path: String,
     copied: bool,
     deadline: Option<Duration>,
@@ -155,9 +168,15 @@ impl Access {
         Ok(Self {
             copied: sources.iter().any(|source| matches!(source, Source::Pulled(_))),
             sources,
+            regions: regions.to_vec(),
             path: Vec::from_iter(names).join("+"),
             deadline,
         })
+    }
+
+    /// Whether these are the regions that are held.
+    pub(super) fn is_of(&self, regions: &[RegionRef]) -> bool {
+        self.regions == regions
     }
 
     /// Whether there is anything to pull; else every chunk is here as soon as it is readable.

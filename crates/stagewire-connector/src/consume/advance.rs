@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use stagewire_core::{Classify, ErrorClass, Handle, Handover, Timestamp};
+use stagewire_core::{Classify, ErrorClass, Handover, RegionRef, Timestamp, TransferMode};
 use stagewire_transfer::{ConnectError, ProcessWatch, TransferError};
 
 use super::access::{Access, AccessError};
@@ -17,6 +17,15 @@ const FINISH_WITHIN: Duration = Duration::from_secs(1);
 
 impl Consumer {
     pub(super) async fn advance(&mut self) -> Result<Option<Chunk>, ConsumeError> {
+        loop {
+            match self.step().await {
+                Err(error) if self.seek(&error).await => {}
+                result => return result,
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Result<Option<Chunk>, ConsumeError> {
         let chunks = self.handle.manifest.chunks();
         if self.next == chunks {
             self.finish().await?;
@@ -27,13 +36,7 @@ impl Consumer {
         }
         self.wait_readable().await?;
         let begin = now();
-        let access = match &self.access {
-            Some(access) => Arc::clone(access),
-            None => {
-                let access = self.open_access().await.map_err(|error| self.access_error(error))?;
-                Arc::clone(self.access.insert(Arc::new(access)))
-            }
-        };
+        let access = self.access().await?;
         if !access.is_copied() {
             let end = now();
             return Ok(Some(self.take_chunk(begin, end)));
@@ -90,6 +93,33 @@ impl Consumer {
         Ok(())
     }
 
+    /// The pins, taken where there are none yet.
+    async fn access(&mut self) -> Result<Arc<Access>, ConsumeError> {
+        if let Some(access) = &self.access
+            && access.is_of(self.regions())
+        {
+            return Ok(Arc::clone(access));
+        }
+        // What was pulled stays; what is shown keeps its own memory.
+        self.flight = None;
+        let access = match self.open_access().await {
+            Err(error) if error.is_of_an_old_place() && self.is_stored() => {
+                // It may have moved within the store since that was last heard of: the holder knows.
+                self.watching = None;
+                self.wait_readable().await?;
+                self.open_access().await
+            }
+            access => access,
+        };
+        let access = access.map_err(|error| self.access_error(error))?;
+        Ok(Arc::clone(self.access.insert(Arc::new(access))))
+    }
+
+    /// Where the bytes of each tensor are.
+    fn regions(&self) -> &[RegionRef] {
+        self.state.regions.as_deref().unwrap_or(&self.handle.regions)
+    }
+
     /// Waits until chunk `next` may be read. A failure of the producer is seen also where chunks are readable.
     async fn wait_readable(&mut self) -> Result<(), ConsumeError> {
         let mut again = false;
@@ -137,17 +167,22 @@ impl Consumer {
     }
 
     async fn watch(&self) -> Result<Watching, ConsumeError> {
-        let link = self.shared.links().to(&self.handle.holder).await.map_err(|source| {
-            if source.is_lost() {
-                self.lost(source.to_string())
-            } else {
-                ConsumeError::Link {
-                    at: self.place(),
-                    source,
+        let link = self
+            .shared
+            .links()
+            .to(&self.whereabouts.holder)
+            .await
+            .map_err(|source| {
+                if source.is_lost() {
+                    self.lost(source.to_string())
+                } else {
+                    ConsumeError::Link {
+                        at: self.place(),
+                        source,
+                    }
                 }
-            }
-        })?;
-        Ok(link.watch(self.handle.payload, self.handle.capability))
+            })?;
+        Ok(link.watch(self.handle.payload, self.handle.capability, self.is_elsewhere()))
     }
 
     fn hear(&mut self, heard: Heard) -> Result<(), ConsumeError> {
@@ -155,6 +190,7 @@ impl Consumer {
             // Another try may find the payload free again.
             self.watching = None;
             self.access = None;
+            self.whereabouts.refusal = Some(refusal.clone());
             let at = self.place();
             return Err(match refusal {
                 Refusal::Denied => ConsumeError::Denied { at },
@@ -171,8 +207,16 @@ impl Consumer {
 
     async fn open_access(&self) -> Result<Access, AccessError> {
         let transports: Vec<_> = self.shared.transports().cloned().collect();
-        let Handle { holder, regions, .. } = &*self.handle;
-        Access::open(holder, regions, &transports, &self.rooms, self.way, self.deadline).await
+        let holder = &self.whereabouts.holder;
+        Access::open(
+            holder,
+            self.regions(),
+            &transports,
+            &self.rooms,
+            self.way,
+            self.deadline,
+        )
+        .await
     }
 
     fn take_chunk(&mut self, begin: Timestamp, end: Timestamp) -> Chunk {
@@ -192,7 +236,11 @@ impl Consumer {
                 chunk: index,
                 chunks: count,
                 nbytes: self.handle.manifest.chunk_nbytes(index).0,
-                mode: self.handle.mode,
+                mode: if self.is_elsewhere() {
+                    TransferMode::Store
+                } else {
+                    self.handle.mode
+                },
                 path: access.map(|access| access.path().to_owned()).unwrap_or_default(),
                 begin,
                 end,
@@ -230,7 +278,7 @@ impl Consumer {
     }
 
     pub(super) fn place(&self) -> Box<Place> {
-        Place::new(&self.handle, self.next)
+        Place::new(&self.handle, self.next, self.whereabouts.holder.process.pid)
     }
 
     fn lost(&self, how: String) -> ConsumeError {
@@ -273,7 +321,7 @@ impl Consumer {
     fn died_in_between(&self, class: ErrorClass) -> bool {
         let gone = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
         class == ErrorClass::Unavailable
-            && ProcessWatch::open(self.handle.holder.process).is_err_and(|error| gone(&error))
+            && ProcessWatch::open(self.whereabouts.holder.process).is_err_and(|error| gone(&error))
     }
 }
 
@@ -282,6 +330,7 @@ fn gone(at: Box<Place>, refusal: &Refusal) -> ConsumeError {
         Refusal::Unknown => "its holder never had it, or released it long ago",
         Refusal::Expired => "nobody consumed it in time, or its lease is over",
         Refusal::Consumed => "it was consumed, and deleted by that",
+        Refusal::Moved(_) => "it went to a store, which does not have it any more",
         _ => "it was released, or consumed and deleted by that",
     };
     ConsumeError::Gone { at, why }

@@ -26,14 +26,14 @@ pub struct Place {
 }
 
 impl Place {
-    pub(crate) fn new(handle: &Handle, chunk: u32) -> Box<Self> {
+    pub(crate) fn new(handle: &Handle, chunk: u32, pid: u32) -> Box<Self> {
         Box::new(Self {
             request: handle.request.clone(),
             stage: handle.stage.clone(),
             payload: handle.payload,
             chunk,
             chunks: handle.manifest.chunks(),
-            pid: handle.holder.process.pid,
+            pid,
         })
     }
 }

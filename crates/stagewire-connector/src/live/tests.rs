@@ -62,8 +62,16 @@ impl World {
     }
 
     fn watch(&self) -> Result<Claim, Refusal> {
-        self.table
-            .watch(PayloadId(Uuid::from_u128(1)), Capability::from_random([1; 16]))
+        self.watch_as([1; 16])
+    }
+
+    fn watch_as(&self, capability: [u8; 16]) -> Result<Claim, Refusal> {
+        let capability = Capability::from_random(capability);
+        let watched = self.table.watch(PayloadId(Uuid::from_u128(1)), capability);
+        watched.map_err(|barred| match barred {
+            Barred::Refused(refusal) => refusal,
+            Barred::Moving(_) => panic!("it moves"),
+        })
     }
 
     fn freed(&self) -> u64 {
@@ -160,17 +168,52 @@ fn a_payload_is_released_only_by_who_means_it() {
 #[test]
 fn a_wrong_capability_opens_nothing() {
     let world = World::new();
-    let live = world.hold(CONSUMED);
-    let forged = world
+    world.hold(CONSUMED);
+    assert_eq!(world.watch_as([2; 16]).expect_err("forged"), Refusal::Denied);
+    let unknown = world
         .table
-        .watch(live.handle().payload, Capability::from_random([2; 16]));
-    assert_eq!(forged.expect_err("forged"), Refusal::Denied);
-    assert_eq!(
-        world
-            .table
-            .watch(PayloadId(Uuid::from_u128(9)), Capability::from_random([1; 16]))
-            .expect_err("unknown"),
-        Refusal::Unknown
-    );
+        .watch(PayloadId(Uuid::from_u128(9)), Capability::from_random([1; 16]));
+    assert!(matches!(unknown, Err(Barred::Refused(Refusal::Unknown))), "{unknown:?}");
     world.watch().expect("a refused consumer claims nothing");
+}
+
+#[test]
+fn who_moves_a_payload_keeps_consumers_waiting_who_would_end_it() {
+    let world = World::new();
+    let live = world.hold(CONSUMED);
+    let right = Capability::from_random([7; 16]);
+    let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
+    let capability = live.handle().capability;
+    let barred = world.table.watch(live.handle().payload, capability);
+    assert!(matches!(barred, Err(Barred::Moving(_))), "{barred:?}");
+    drop(world.watch_as([7; 16]).expect("the store, which gives up"));
+    drop(moving);
+    assert_eq!(world.watch_as([7; 16]).expect_err("its right is over"), Refusal::Denied);
+    let consumer = world.watch().expect("it stays here");
+    // A store does not take it from under a consumer.
+    let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
+    assert_eq!(world.watch_as([7; 16]).expect_err("claimed"), Refusal::Claimed);
+    drop((consumer, moving));
+
+    let world = World::new();
+    let live = world.hold(Owner::Orchestrator);
+    let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
+    let reader = world.watch().expect("any number may read this one");
+    world.watch_as([7; 16]).expect("the store").finish();
+    drop((reader, moving));
+    let store = live.handle().holder.clone();
+    assert_eq!(world.watch().expect_err("it is in the store"), Refusal::Moved(store));
+    assert_eq!(world.table.moved.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_payload_is_ended_by_who_has_its_capability() {
+    let world = World::new();
+    let live = world.hold(Owner::Lease(Lease::Pinned));
+    let payload = live.handle().payload;
+    let forged = world.table.release_by(payload, Capability::from_random([2; 16]));
+    assert_eq!(forged, Err(Refusal::Denied));
+    assert_eq!(world.table.release_by(payload, live.handle().capability), Ok(()));
+    let again = world.table.release_by(payload, live.handle().capability);
+    assert_eq!(again, Err(Refusal::Released));
 }

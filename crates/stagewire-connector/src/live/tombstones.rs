@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
-use stagewire_core::{Failure, PayloadId};
+use stagewire_core::{Failure, PayloadId, Peer};
 
 use crate::wire::Refusal;
 
@@ -13,6 +14,7 @@ pub(crate) enum Gone {
     Released,
     Consumed,
     Expired,
+    Moved(Arc<Peer>),
     Failed(Failure),
 }
 
@@ -22,6 +24,7 @@ impl Gone {
             Self::Released => Refusal::Released,
             Self::Consumed => Refusal::Consumed,
             Self::Expired => Refusal::Expired,
+            Self::Moved(store) => Refusal::Moved((**store).clone()),
             Self::Failed(failure) => Refusal::Failed(failure.clone()),
         }
     }

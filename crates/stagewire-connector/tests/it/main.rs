@@ -6,6 +6,7 @@ mod chunks;
 mod death;
 mod fake;
 mod leases;
+mod moved;
 mod owners;
 mod protocol;
 mod second;
@@ -46,6 +47,12 @@ impl World {
 
     fn run_dir(&self) -> PathBuf {
         self.dir.path().join("run")
+    }
+
+    /// Another connector of this process in the same run directory.
+    async fn another(&self, role: &str) -> Arc<Connector> {
+        let options = options(&self.dir, role, Borrowing::Auto);
+        Connector::start(options).await.expect("a connector")
     }
 
     /// Another process in the same run directory.

@@ -1,0 +1,77 @@
+//! Ending a payload by its handle, wherever it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use stagewire_core::{Handle, Peer};
+
+use crate::ReleaseError;
+use crate::connector::Shared;
+use crate::wire::{Refusal, Reply, Request};
+
+/// How long each holder may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
+pub(crate) async fn release(shared: &Arc<Shared>, handle: &Handle) -> Result<(), ReleaseError> {
+    let mut holders = vec![handle.holder.clone()];
+    let mut asked = 0;
+    let mut error = None;
+    while let Some(holder) = holders.get(asked).cloned() {
+        asked += 1;
+        match ask(shared, handle, &holder).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(Refusal::Denied)) => {
+                let (request, payload) = (handle.request.clone(), handle.payload);
+                return Err(ReleaseError::Denied { request, payload });
+            }
+            Ok(Some(Refusal::Moved(store))) => holders.push(store),
+            // Its producer may be gone, or have forgotten that it moved.
+            Ok(Some(Refusal::Unknown)) => {}
+            // It has ended in another way.
+            Ok(Some(_)) => return Ok(()),
+            Err(silent) => error = silent,
+        }
+        for store in shared.stores_of_run_dir() {
+            if holders.iter().all(|known| known.incarnation != store.incarnation) {
+                holders.push(store);
+            }
+        }
+    }
+    error.map_or(Ok(()), Err)
+}
+
+/// What one holder says; its death is `Err(None)`, for what it held is gone with it.
+async fn ask(shared: &Shared, handle: &Handle, holder: &Peer) -> Result<Option<Refusal>, Option<ReleaseError>> {
+    let Handle {
+        payload, capability, ..
+    } = *handle;
+    let request = || handle.request.clone();
+    let exchange = async {
+        let link = shared.links().to(holder).await?;
+        let reply = link
+            .ask(|id| Request::Release {
+                id,
+                payload,
+                capability,
+            })
+            .await;
+        Ok(reply)
+    };
+    match tokio::time::timeout(ANSWER_WITHIN, exchange).await {
+        Ok(Ok(Some(Reply::Refused { refusal, .. }))) => Ok(Some(refusal)),
+        Ok(Ok(Some(_))) => Ok(None),
+        Ok(Ok(None)) => Err(None),
+        Ok(Err(source)) if crate::LinkError::is_lost(&source) => Err(None),
+        Ok(Err(source)) => Err(Some(ReleaseError::Link {
+            request: request(),
+            payload,
+            source,
+        })),
+        Err(_) => Err(Some(ReleaseError::Silent {
+            request: request(),
+            payload,
+            pid: holder.process.pid,
+            waited: ANSWER_WITHIN,
+        })),
+    }
+}
