@@ -8,12 +8,15 @@ mod error;
 mod frame;
 mod record;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stagewire_transfer::SegmentName;
 
 pub use error::JournalError;
 #[cfg(test)]
@@ -200,6 +203,17 @@ impl Journal {
         let sum = state.encode();
         state.sum = sum.len() as u64;
         self.replace(&mut state, &sum)
+    }
+
+    /// The segments that hold something.
+    pub(crate) fn segments(&self) -> BTreeSet<SegmentName> {
+        let state = self.lock();
+        let places = state.ledger.entries().values().map(|entry| &entry.place);
+        let locations = places.flat_map(|place| match place {
+            Place::Memory(locations) => locations.as_slice(),
+            Place::File { .. } => &[],
+        });
+        locations.flatten().map(|location| location.segment).collect()
     }
 
     /// Everything that there is.

@@ -22,7 +22,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Everything that a data directory gives to its store.
 #[derive(Debug)]
 pub(super) struct Durable {
-    pub(super) journal: Journal,
+    pub(super) journal: Arc<Journal>,
     pub(super) keeping: Arc<Keeping>,
     /// Dropped with the store: ends the task that watches the keeper.
     alive: watch::Sender<()>,
@@ -56,7 +56,7 @@ impl Durable {
             turn: Mutex::default(),
         };
         let durable = Self {
-            journal,
+            journal: Arc::new(journal),
             keeping: Arc::new(keeping),
             alive: watch::Sender::new(()),
             _lock: lock,
@@ -72,6 +72,7 @@ impl Durable {
     pub(super) fn watch(&self, arena: &Arena) {
         tokio::spawn(watch_keeper(
             Arc::clone(&self.keeping),
+            Arc::clone(&self.journal),
             arena.clone(),
             self.alive.subscribe(),
         ));
@@ -159,14 +160,16 @@ impl Keeping {
         Ok(())
     }
 
-    /// Lets the keeper drop what the arena no longer has.
-    pub(super) fn drop_retired(&self, arena: &Arena) {
+    /// Lets the keeper drop what neither the arena has nor the index names any more. A store that goes away without
+    /// having been closed takes its arena along, and leaves the rest to the next process.
+    pub(super) fn drop_retired(&self, arena: &Arena, journal: &Journal) {
         let _turn = self.turn();
         let (link, kept) = {
             let state = self.state();
             (Arc::clone(&state.link), state.kept.clone())
         };
-        let there: BTreeSet<_> = arena.segment_names().into_iter().collect();
+        let mut there: BTreeSet<_> = arena.segment_names().into_iter().collect();
+        there.extend(journal.segments());
         for name in kept.difference(&there) {
             match link.drop_segment(*name) {
                 Ok(()) => {
@@ -194,7 +197,7 @@ impl Keeping {
     }
 }
 
-async fn watch_keeper(keeping: Arc<Keeping>, arena: Arena, mut alive: watch::Receiver<()>) {
+async fn watch_keeper(keeping: Arc<Keeping>, journal: Arc<Journal>, arena: Arena, mut alive: watch::Receiver<()>) {
     let mut retired = arena.retired();
     loop {
         let process = keeping.state().link.process();
@@ -215,16 +218,16 @@ async fn watch_keeper(keeping: Arc<Keeping>, arena: Arena, mut alive: watch::Rec
         if keeping.state().stopped {
             return;
         }
-        let (task_keeping, task_arena) = (Arc::clone(&keeping), arena.clone());
+        let (keeping, journal, arena) = (Arc::clone(&keeping), Arc::clone(&journal), arena.clone());
         let done = tokio::task::spawn_blocking(move || {
             if ended {
-                let turn = task_keeping.turn();
+                let turn = keeping.turn();
                 // Somebody who wanted to keep a segment may have been first.
-                if task_keeping.state().link.process() == process {
-                    return task_keeping.restart(&task_arena, &turn);
+                if keeping.state().link.process() == process {
+                    return keeping.restart(&arena, &turn);
                 }
             }
-            task_keeping.drop_retired(&task_arena);
+            keeping.drop_retired(&arena, &journal);
             Ok(())
         });
         if let Ok(Err(error)) = done.await {

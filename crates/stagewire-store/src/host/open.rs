@@ -180,7 +180,7 @@ impl Inner {
         drop(adopted);
         drop(there);
         journal.compact()?;
-        keeping.drop_retired(arena);
+        keeping.drop_retired(arena, journal);
         Ok(())
     }
 }
