@@ -1,10 +1,11 @@
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, Classify, ErrorClass, PayloadId};
 use stagewire_transfer::{ArenaError, RegisterError, TargetError};
 
-use crate::{Fenced, JournalError, KeeperError, Usage};
+use crate::{Digest, Fenced, JournalError, KeeperError, SpillFault, Usage};
 
 /// Why a store did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +67,15 @@ pub enum StoreError {
         parts: usize,
         destinations: usize,
     },
+    #[error("payload {payload} could not be read back from its file")]
+    Spill { payload: PayloadId, source: SpillFault },
+    #[error("the file {} of payload {payload} was changed or lost bytes: written with digest {written}, read with {found}; make it again", file.display())]
+    Corrupt {
+        payload: PayloadId,
+        file: PathBuf,
+        written: Digest,
+        found: Digest,
+    },
     #[error("part {part} of payload {payload} ({wanted}) cannot be copied into its destination ({found})")]
     Target {
         payload: PayloadId,
@@ -85,6 +95,8 @@ impl Classify for StoreError {
             Self::TooLarge { .. } | Self::NoSuchPart { .. } | Self::Destinations { .. } => ErrorClass::Invalid,
             Self::Exhausted { .. } | Self::Unreserved { .. } => ErrorClass::Exhausted,
             Self::Target { source, .. } => source.class(),
+            Self::Spill { source, .. } => source.class(),
+            Self::Corrupt { .. } => ErrorClass::Corrupt,
             Self::Arena { source, .. } => source.class(),
             Self::Register { source, .. } => source.class(),
             Self::Index { source, .. } => source.class(),
@@ -109,6 +121,8 @@ impl Classify for StoreError {
             Self::Unwritten { .. } => "store.unwritten",
             Self::Destinations { .. } => "store.destinations",
             Self::Target { source, .. } => source.reason(),
+            Self::Spill { source, .. } => source.reason(),
+            Self::Corrupt { .. } => "spill.corrupt",
         }
     }
 
@@ -119,6 +133,14 @@ impl Classify for StoreError {
             put("wanted_bytes", wanted.0.to_string());
             put("used_bytes", usage.used().0.to_string());
             put("limit_bytes", usage.limit.0.to_string());
+        }
+        if let Self::Corrupt {
+            file, written, found, ..
+        } = self
+        {
+            put("file", file.display().to_string());
+            put("written_digest", written.to_string());
+            put("found_digest", found.to_string());
         }
         if let Some(payload) = self.payload() {
             put("payload", payload.to_string());
@@ -146,7 +168,9 @@ impl StoreError {
             | Self::Busy { payload, .. }
             | Self::Unwritten { payload, .. }
             | Self::Destinations { payload, .. }
-            | Self::Target { payload, .. } => Some(*payload),
+            | Self::Target { payload, .. }
+            | Self::Spill { payload, .. }
+            | Self::Corrupt { payload, .. } => Some(*payload),
         }
     }
 }

@@ -7,6 +7,7 @@ mod object;
 mod open;
 mod order;
 mod pressure;
+mod restore;
 mod rooms;
 
 use std::fmt;
@@ -16,12 +17,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
-use stagewire_transfer::{ArenaError, Host, Target, Transport};
+use stagewire_transfer::{Extent, Host, Memory, RegisterError, RegisterOptions, Target, Transport};
 use tokio::runtime;
 use tokio::sync::Notify;
 
 use crate::gate::same_job;
 use crate::journal::{Appended, Record};
+use crate::spill::Spill;
 use crate::stats::Counts;
 use crate::{
     Draft, JournalError, KeeperError, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats,
@@ -29,15 +31,13 @@ use crate::{
 };
 use draft::HostDraft;
 use durable::Durable;
-use index::{Claim, Index, Slot};
-use object::HostObject;
+use index::{Claim, Entry, Index, Slot};
+use object::{HostObject, Registered};
 use rooms::{Rooms, in_pages};
 
 /// Shared memory beyond the bound of a store and a quarter: what lies between payloads, too small for the next one, and
 /// copies into aborted drafts that still run. Pages that were never used take no memory.
 const SLACK: u64 = 64 << 20;
-/// Pause before the arena is asked again where there is room in the books but none in one piece.
-const ARENA_PAUSE: Duration = Duration::from_millis(5);
 
 /// A store in the shared memory of this process: readers map it or copy out of it. It ends with the process, unless it
 /// was opened as a durable one.
@@ -57,6 +57,7 @@ struct Inner {
     /// Tells of a deadline that comes before all others.
     deadlines: Arc<Notify>,
     counts: Counts,
+    spill: Option<Spill>,
     runtime: runtime::Handle,
     durable: Option<Arc<Durable>>,
 }
@@ -70,7 +71,7 @@ impl Drop for Inner {
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostStore({})", self.rooms.usage())
+        write!(f, "HostStore({})", self.usage())
     }
 }
 
@@ -92,7 +93,7 @@ impl HostStore {
     /// # Panics
     /// Where it is not called on a tokio runtime.
     pub fn new(host: &Arc<Host>, limit: ByteCount, gate: Arc<TokenGate>) -> Self {
-        Self::start(Inner::new(host, limit, gate))
+        Self::start(Inner::new(host, limit, gate, None))
     }
 
     fn start(inner: Inner) -> Self {
@@ -133,14 +134,14 @@ impl HostStore {
     /// # Errors
     /// [`KeeperError`] where the keeper did not answer; it ends by itself.
     pub fn close(&self) -> Result<(), KeeperError> {
-        let Some(durable) = &self.inner.durable else {
-            return Ok(());
-        };
         let sealed = self.inner.lock().sealed();
         for payload in sealed {
             self.remove(payload);
         }
-        durable.keeping.stop()
+        match &self.inner.durable {
+            Some(durable) => durable.keeping.stop(),
+            None => Ok(()),
+        }
     }
 }
 
@@ -151,7 +152,7 @@ impl Store for HostStore {
     }
 
     fn usage(&self) -> Usage {
-        self.inner.rooms.usage()
+        self.inner.usage()
     }
 
     async fn create(&self, mut object: NewObject) -> Result<Box<dyn Draft>, StoreError> {
@@ -173,29 +174,18 @@ impl Store for HostStore {
             waited,
             usage: Box::new(self.usage()),
         })?;
-        // From here on the draft gives key and room back when it is dropped.
-        let mut draft = HostDraft::new(claim, object, room.give(payload, wanted));
-        while let Err(source) = draft.allocate() {
-            // The pieces that are free may be too small, or belong to a copy into an aborted draft that still runs.
-            let full = matches!(source, ArenaError::Exhausted { .. });
-            if !full || tokio::time::timeout(ARENA_PAUSE, late.as_mut()).await.is_ok() {
-                return Err(StoreError::Arena {
-                    payload,
-                    wanted,
-                    source,
-                });
-            }
-        }
-        Ok(Box::new(draft))
+        // From here on key and room are given back when the draft, or what is to become one, is dropped.
+        let room = room.give(payload, wanted);
+        let extents = self.inner.allocate(payload, &object.parts, late).await?;
+        Ok(Box::new(HostDraft::new(claim, object, room, extents)))
     }
 
     async fn get(&self, payload: PayloadId) -> Result<Arc<dyn Object>, StoreError> {
-        Ok(self.inner.index(payload).read(payload)?)
+        Ok(self.inner.get(payload).await?)
     }
 
     async fn fetch(&self, payload: PayloadId, destinations: &[Arc<Target>]) -> Result<(), StoreError> {
-        let object = self.inner.index(payload).read(payload)?;
-        object.copy_to(destinations).await
+        self.inner.fetch(payload, destinations).await
     }
 
     async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, StoreError> {
@@ -215,29 +205,27 @@ impl Store for HostStore {
     async fn delete(&self, payload: PayloadId, token: Option<Token>) -> Result<(), StoreError> {
         let fenced = |source| StoreError::Fenced { payload, source };
         self.inner.gate.check(token).map_err(fenced)?;
-        let owner = match self.inner.index(payload).slot(payload) {
-            Some(slot) => slot.token(),
-            None => return Err(StoreError::NotFound { payload }),
+        let index = self.inner.index(payload);
+        let Some(slot) = index.slot(payload) else {
+            return Err(StoreError::NotFound { payload });
         };
-        same_job(owner, token).map_err(fenced)?;
-        match self.inner.remove(payload) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(StoreError::NotFound { payload }),
-            Err(source) => Err(StoreError::Index { payload, source }),
-        }
+        same_job(slot.token(), token).map_err(fenced)?;
+        let gone = self.inner.take(index, payload);
+        gone.map(drop).map_err(|source| StoreError::Index { payload, source })
     }
 }
 
 impl Inner {
-    fn new(host: &Arc<Host>, limit: ByteCount, gate: Arc<TokenGate>) -> Self {
+    fn new(host: &Arc<Host>, limit: ByteCount, gate: Arc<TokenGate>, spill: Option<Spill>) -> Self {
         Self {
             host: Arc::clone(host),
             shm: host.shm(),
             gate,
             rooms: Rooms::new(limit),
-            index: Mutex::default(),
+            index: Mutex::new(Index::new(spill.is_some())),
             deadlines: Arc::default(),
             counts: Counts::default(),
+            spill,
             runtime: runtime::Handle::current(),
             durable: None,
         }
@@ -258,15 +246,18 @@ impl Inner {
         self.lock()
     }
 
-    /// Takes an object away. It is gone also where the index could not be told.
+    /// Takes an object away. It is gone also where the index on disk could not be told.
     fn remove(&self, payload: PayloadId) -> Result<bool, JournalError> {
-        let mut index = self.lock();
+        self.take(self.lock(), payload)
+    }
+
+    fn take(&self, mut index: MutexGuard<'_, Index>, payload: PayloadId) -> Result<bool, JournalError> {
         match index.take(payload) {
             Some(Slot::Sealed(entry)) => {
                 // Under the lock: nobody writes another object of this key before.
                 let written = self.journal(|| Record::Gone(payload));
                 drop(index);
-                self.drain(entry.into_object());
+                self.part_with(entry);
                 written.map(|()| true)
             }
             // The draft finds out when it seals; its bytes go with it.
@@ -298,6 +289,47 @@ impl Inner {
             });
         }
         Ok(())
+    }
+
+    /// Returns once the memory of these extents outlives this process, where the store is a durable one.
+    async fn keep(&self, payload: PayloadId, extents: &[Option<Extent>]) -> Result<(), StoreError> {
+        let Some(durable) = &self.durable else { return Ok(()) };
+        let extents = extents.iter().flatten().cloned().collect();
+        let kept = durable.keeping.keep(self.host.arena(), extents).await;
+        kept.map_err(|source| StoreError::Keeper { payload, source })
+    }
+
+    /// Frees what a sealed object held that the index has no more. Its file goes with it.
+    fn part_with(&self, entry: Entry) {
+        if let Some(object) = entry.into_object() {
+            self.drain(object);
+        }
+    }
+
+    /// Lets other processes read the parts.
+    fn register(&self, payload: PayloadId, extents: Vec<Option<Extent>>) -> Result<Vec<Registered>, StoreError> {
+        let parts = extents
+            .into_iter()
+            .map(|extent| self.register_part(extent))
+            .collect::<Result<_, _>>();
+        parts.map_err(|source| StoreError::Register { payload, source })
+    }
+
+    fn register_part(&self, extent: Option<Extent>) -> Result<Registered, RegisterError> {
+        let Some(extent) = extent else { return Ok(None) };
+        let region = self
+            .shm
+            .register(Memory::Arena(extent.clone()), RegisterOptions::default())?;
+        Ok(Some((extent, region)))
+    }
+
+    fn usage(&self) -> Usage {
+        let spilled = self.lock().files();
+        Usage {
+            spilled,
+            spill: self.spill.as_ref().map(Spill::usage),
+            ..self.rooms.usage()
+        }
     }
 
     /// Keeps a deleted object in the books until its last reader is done.

@@ -1,16 +1,27 @@
 //! Keeps payloads apart from the processes that made them.
 //!
-//! *What it is.* The [`Store`] trait (create, write in place, seal, get, delete), the [`TokenGate`] that keeps
+//! *What it is.* The [`Store`] trait (create, write in place, seal, get, fetch, delete), the [`TokenGate`] that keeps
 //! superseded attempts out, and [`HostStore`], which keeps objects in the shared memory of its process, where other
-//! processes of the host read them without a copy.
+//! processes of the host read them without a copy, and in files when that memory is short.
 //!
 //! *What it is not.* It does not talk to other processes: `stagewire-connector` pulls payloads in and hands them out.
 //!
 //! *Guarantees.* An object is readable only when it is complete, and never changes after. Put-if-absent is truthful:
 //! of several writers of one key exactly one gets it, and the others are told. The bytes of all objects stay under the
-//! bound, in whole pages for each part, those included that are deleted but still read; an error about space says what
+//! bound, in whole pages for each part, those included that are gone but still read; an error about space says what
 //! holds it. A store that was opened as a durable one survives the end of its process, however that comes:
 //! what was sealed and not deleted is there again, byte for byte, for the next process; see [`HostStore::open`].
+//!
+//! *Who goes when room is needed.* First [`Retention::Cached`] objects, by GreedyDual-Size-Frequency: cheap, large and
+//! seldom read ones first. Then [`Retention::Held`] ones move to files, if the store has a place for them
+//! ([`SpillOptions`]), those whose last use is longest ago first; the others stay until they are deleted. Then
+//! [`Retention::SoftPinned`] ones, by their last use. What somebody reads stays where it is. Nothing is evicted that would
+//! not make enough room for somebody who waits. An object with a deadline is gone when it has come, read or not.
+//!
+//! *Files.* An object can be read throughout: from memory until all of it is on the disk, with direct I/O where the file
+//! system can do that, and then from the file, straight into where the reader wants it. A file whose bytes do not have the
+//! digest of those that were written is an error, never other bytes. When a write fails the object stays in memory, and
+//! whoever waits for room is told why there is none.
 //!
 //! *Non-guarantees.* A copy into an aborted draft may run on for a moment; its pages are free only then, although the
 //! store's books already show them as free. The arena's own bound holds all the same. Objects in memory do not survive
@@ -49,6 +60,7 @@ mod journal;
 mod keeper;
 mod recover;
 mod reservation;
+mod spill;
 mod stats;
 mod store;
 mod usage;
@@ -60,6 +72,7 @@ pub use journal::JournalError;
 pub use keeper::{KeeperCommand, KeeperError, KeeperOptions, LINGER, run as run_keeper};
 pub use recover::{DurableOptions, OpenError, Recovery, StoreOptions, Survivor};
 pub use reservation::Reservation;
+pub use spill::{Digest, SpillFault, SpillOptions};
 pub use stats::StoreStats;
 pub use store::{Draft, NewObject, Object, Retention, Store};
-pub use usage::{Holding, ObjectState, Share, Usage};
+pub use usage::{Holding, ObjectState, Share, SpillUsage, Usage};

@@ -10,7 +10,7 @@ use stagewire_core::{ByteCount, PayloadId, Token};
 
 pub use error::OpenError;
 
-use crate::{KeeperCommand, Share, TokenGate};
+use crate::{KeeperCommand, Share, SpillOptions, TokenGate};
 
 /// How a [`HostStore`](crate::HostStore) is opened.
 #[derive(Debug, Clone)]
@@ -22,6 +22,8 @@ pub struct StoreOptions {
     pub gate: Arc<TokenGate>,
     /// How it survives its process; `None` where it need not.
     pub durable: Option<DurableOptions>,
+    /// Where held objects go when memory is short; `None` where they stay.
+    pub spill: Option<SpillOptions>,
 }
 
 impl StoreOptions {
@@ -31,6 +33,7 @@ impl StoreOptions {
             limit,
             gate,
             durable: None,
+            spill: None,
         }
     }
 }
@@ -54,7 +57,9 @@ pub struct Recovery {
     pub adopted: Share,
     /// Those that were copied, because little else in their segment was still in use.
     pub moved: Share,
-    /// Those whose memory is gone: the keeper had died, too.
+    /// Those that are in files.
+    pub files: Share,
+    /// Those whose memory is gone, because the keeper had died, too, or whose file is.
     pub lost: Share,
     /// Those whose time was over.
     pub expired: Share,

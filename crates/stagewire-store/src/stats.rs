@@ -11,6 +11,10 @@ pub struct StoreStats {
     pub evicted: Share,
     /// Objects that went because their deadline had come.
     pub expired: Share,
+    /// Objects that were moved to a file.
+    pub spilled: Share,
+    /// Objects that were brought back from a file.
+    pub restored: Share,
 }
 
 /// Counts as they are kept.
@@ -18,6 +22,8 @@ pub struct StoreStats {
 pub(crate) struct Counts {
     pub(crate) evicted: Count,
     pub(crate) expired: Count,
+    pub(crate) spilled: Count,
+    pub(crate) restored: Count,
 }
 
 /// Objects and their bytes, counted up.
@@ -46,6 +52,8 @@ impl Counts {
         StoreStats {
             evicted: self.evicted.share(),
             expired: self.expired.share(),
+            spilled: self.spilled.share(),
+            restored: self.restored.share(),
         }
     }
 }

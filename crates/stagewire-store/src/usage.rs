@@ -2,6 +2,8 @@ use std::fmt;
 
 use stagewire_core::{ByteCount, PayloadId};
 
+use crate::SpillFault;
+
 /// What an object in a store is doing with its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectState {
@@ -9,7 +11,7 @@ pub enum ObjectState {
     Draft,
     /// It is complete and can be read.
     Sealed,
-    /// It is deleted, but somebody still reads it (or a copy into it still runs), so that its bytes are not free yet.
+    /// It is deleted, or moved to a file, but somebody still reads it, so that its bytes are not free yet.
     Draining,
 }
 
@@ -23,7 +25,7 @@ impl fmt::Display for ObjectState {
         f.write_str(match self {
             Self::Draft => "being written",
             Self::Sealed => "sealed",
-            Self::Draining => "deleted but still read",
+            Self::Draining => "gone but still read",
         })
     }
 }
@@ -62,6 +64,38 @@ impl Share {
     }
 }
 
+/// What a store has in files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpillUsage {
+    /// Bytes of files at most.
+    pub quota: ByteCount,
+    /// Bytes of files, those included that are being written or removed.
+    pub used: ByteCount,
+    /// Objects that are being written, or wait for it.
+    pub queue: u64,
+    /// Whether the files go around the page cache. Where the file system cannot do that, reading and writing them takes
+    /// memory besides.
+    pub direct: bool,
+    /// Why the last write failed, until another one goes well.
+    pub fault: Option<SpillFault>,
+}
+
+impl fmt::Display for SpillUsage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} of files", self.used, self.quota)?;
+        if self.queue > 0 {
+            write!(f, ", {} being moved there", self.queue)?;
+        }
+        if !self.direct {
+            f.write_str(", through the page cache")?;
+        }
+        match &self.fault {
+            Some(fault) => write!(f, ", the last write failed: {fault}"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// What holds the space of a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Usage {
@@ -75,6 +109,10 @@ pub struct Usage {
     pub draining: Share,
     /// Room that is reserved; `objects` counts the reservations.
     pub reserved: Share,
+    /// Objects in files, which take none of the limit.
+    pub spilled: Share,
+    /// The files; `None` where the store has none.
+    pub spill: Option<SpillUsage>,
     /// The largest holders, largest first, at most [`Usage::LARGEST`].
     pub largest: Vec<Holding>,
 }
@@ -95,11 +133,15 @@ impl fmt::Display for Usage {
         let shares = [
             ("sealed", self.sealed),
             ("being written", self.drafts),
-            ("deleted but still read", self.draining),
+            ("gone but still read", self.draining),
             ("reserved", self.reserved),
+            ("in files", self.spilled),
         ];
         for (what, share) in shares.into_iter().filter(|(_, share)| share.objects > 0) {
             write!(f, ", {} {what} ({})", share.objects, share.nbytes)?;
+        }
+        if let Some(spill) = &self.spill {
+            write!(f, "; {spill}")?;
         }
         for (rank, holding) in self.largest.iter().enumerate() {
             let lead = if rank == 0 { "; largest: " } else { ", " };
@@ -125,6 +167,14 @@ mod tests {
             sealed: share(1, 2),
             draining: share(1, 3),
             reserved: share(2, 1),
+            spilled: share(4, 3),
+            spill: Some(SpillUsage {
+                quota: ByteCount(9 << 20),
+                used: ByteCount(4 << 20),
+                queue: 1,
+                direct: false,
+                fault: Some(SpillFault::new("write", "x.spill", rustix::io::Errno::NOSPC)),
+            }),
             largest: vec![Holding {
                 payload: "00000000-0000-0000-0000-000000000003".parse().expect("an id"),
                 nbytes: ByteCount(3 << 20),
@@ -137,9 +187,18 @@ mod tests {
             text.starts_with("7.0 MiB of 8.0 MiB held, 1 sealed (2.0 MiB), 1 being written"),
             "{text}"
         );
-        assert!(text.contains("2 reserved (1.0 MiB)"), "{text}");
         assert!(
-            text.contains("largest: 00000000-0000-0000-0000-000000000003 (3.0 MiB, deleted but still read)"),
+            text.contains("2 reserved (1.0 MiB), 4 in files (3.0 MiB); 4.0 MiB of 9.0 MiB of files"),
+            "{text}"
+        );
+        assert!(
+            text.contains(
+                "1 being moved there, through the page cache, the last write failed: cannot write x.spill: No space"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("largest: 00000000-0000-0000-0000-000000000003 (3.0 MiB, gone but still read)"),
             "{text}"
         );
     }

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
-use stagewire_transfer::{ArenaError, Extent, ExtentMut, Memory, RegisterOptions, Target};
+use stagewire_transfer::{Extent, ExtentMut, Target};
 use tokio::time::Instant;
 
 use super::index::Claim;
@@ -33,7 +33,8 @@ pub(super) struct HostDraft {
 }
 
 impl HostDraft {
-    pub(super) fn new(claim: Claim, object: NewObject, room: Room) -> Self {
+    pub(super) fn new(claim: Claim, object: NewObject, room: Room, extents: Vec<Option<ExtentMut>>) -> Self {
+        let part = |extent: Option<ExtentMut>| extent.map_or(Part::Empty, Part::Extent);
         Self {
             claim,
             token: object.token,
@@ -41,20 +42,9 @@ impl HostDraft {
             expires: object.expires,
             sizes: object.parts,
             label: object.label,
-            parts: Vec::new(),
+            parts: extents.into_iter().map(part).collect(),
             room,
         }
-    }
-
-    /// Gets memory for every part, or for none.
-    pub(super) fn allocate(&mut self) -> Result<(), ArenaError> {
-        let arena = self.claim.store().host.arena();
-        let allocate = |part: &ByteCount| match part.0 {
-            0 => Ok(Part::Empty),
-            len => arena.allocate(len).map(Part::Extent),
-        };
-        self.parts = self.sizes.iter().map(allocate).collect::<Result<_, _>>()?;
-        Ok(())
     }
 
     fn part(&mut self, part: usize) -> Result<&mut Part, StoreError> {
@@ -121,19 +111,8 @@ impl Draft for HostDraft {
         let fenced = |source| StoreError::Fenced { payload, source };
         self.claim.store().gate.check(self.token).map_err(fenced)?;
         let extents = self.freeze()?;
-        if let Some(durable) = &self.claim.store().durable {
-            let kept = extents.iter().flatten().cloned().collect();
-            let kept = durable.keeping.keep(self.claim.store().host.arena(), kept).await;
-            kept.map_err(|source| StoreError::Keeper { payload, source })?;
-        }
-        let register = |extent: Extent| {
-            let memory = Memory::Arena(extent.clone());
-            let region = self.claim.store().shm.register(memory, RegisterOptions::default());
-            region.map(|region| (extent, region))
-        };
-        let parts = extents.into_iter().map(|extent| extent.map(register).transpose());
-        let parts = parts.collect::<Result<_, _>>();
-        let parts = parts.map_err(|source| StoreError::Register { payload, source })?;
+        self.claim.store().keep(payload, &extents).await?;
+        let parts = self.claim.store().register(payload, extents)?;
         self.room.set(ObjectState::Sealed);
         let about = About {
             payload,

@@ -37,9 +37,8 @@ impl Inner {
             self.journal_gone([payload]);
             drop(index);
             if let Some(Slot::Sealed(entry)) = slot {
-                let object = entry.into_object();
-                self.counts.expired.add(object.room().nbytes());
-                self.drain(object);
+                self.counts.expired.add(entry.about().nbytes());
+                self.part_with(entry);
             }
         }
     }

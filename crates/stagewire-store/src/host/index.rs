@@ -1,15 +1,17 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use stagewire_core::{PayloadId, Token};
+use stagewire_core::{ByteCount, PayloadId, Token};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Inner;
-use super::object::HostObject;
+use super::object::{About, HostObject};
 use super::order::{Class, Order, Rank};
 use crate::journal::Record;
-use crate::{JournalError, Retention, StoreError};
+use crate::spill::{Charge, Spill, SpillFile};
+use crate::{JournalError, Retention, Share, StoreError};
 
 /// What stands under each key.
 #[derive(Debug, Default)]
@@ -20,6 +22,12 @@ pub(super) struct Index {
     /// When what is deleted.
     deadlines: BTreeSet<(Instant, PayloadId)>,
     order: Order,
+    /// Whether held objects can move to files.
+    spills: bool,
+    /// Bytes in memory of objects that are being written to files.
+    leaving: u64,
+    /// Objects in files.
+    files: Share,
     next: u64,
 }
 
@@ -33,7 +41,7 @@ impl Slot {
     pub(super) fn token(&self) -> Option<Token> {
         match self {
             Self::Draft { token, .. } => *token,
-            Self::Sealed(entry) => entry.object.about().token,
+            Self::Sealed(entry) => entry.about.token,
         }
     }
 }
@@ -41,19 +49,46 @@ impl Slot {
 /// A sealed object.
 #[derive(Debug)]
 pub(super) struct Entry {
-    object: Arc<HostObject>,
+    about: Arc<About>,
+    place: Place,
     reads: u32,
-    /// Its place in the order, where it may leave.
+    /// Its place in the order, where it may leave the memory.
     rank: Option<Rank>,
 }
 
+/// Where the bytes of a sealed object are.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Memory(Arc<HostObject>),
+    /// In memory until all of it is in a file.
+    Writing(Arc<HostObject>),
+    File(Arc<SpillFile>),
+    /// In a file until all of it is in memory. The channel closes then, or when that failed.
+    Reading(Arc<SpillFile>, watch::Receiver<()>),
+}
+
 impl Entry {
-    pub(super) fn into_object(self) -> Arc<HostObject> {
-        self.object
+    pub(super) const fn about(&self) -> &Arc<About> {
+        &self.about
+    }
+
+    /// The object, where it is in memory.
+    pub(super) fn into_object(self) -> Option<Arc<HostObject>> {
+        match self.place {
+            Place::Memory(object) | Place::Writing(object) => Some(object),
+            Place::File(_) | Place::Reading(..) => None,
+        }
     }
 }
 
 impl Index {
+    pub(super) fn new(spills: bool) -> Self {
+        Self {
+            spills,
+            ..Self::default()
+        }
+    }
+
     /// Begins a draft where the key is free. Gives a number that tells it from every other object under this key.
     pub(super) fn begin(&mut self, payload: PayloadId, token: Option<Token>) -> Result<u64, StoreError> {
         if let Some(slot) = self.slots.get(&payload) {
@@ -71,19 +106,27 @@ impl Index {
         self.slots.get(&payload)
     }
 
-    /// The sealed object, which is read now.
-    pub(super) fn read(&mut self, payload: PayloadId) -> Result<Arc<HostObject>, StoreError> {
+    /// Where the sealed object is, which is read now.
+    pub(super) fn read(&mut self, payload: PayloadId) -> Result<(Arc<About>, Place), StoreError> {
         match self.slots.get_mut(&payload) {
             Some(Slot::Sealed(entry)) => {
                 entry.reads = entry.reads.saturating_add(1);
-                if let Some(rank) = &mut entry.rank {
+                if let (Place::Memory(object), Some(rank)) = (&entry.place, &mut entry.rank) {
                     self.order.remove(rank);
-                    *rank = rank_of(&mut self.order, &entry.object, entry.reads);
+                    *rank = rank_of(&mut self.order, object, entry.reads);
                 }
-                Ok(Arc::clone(&entry.object))
+                Ok((Arc::clone(&entry.about), entry.place.clone()))
             }
             Some(Slot::Draft { .. }) => Err(StoreError::NotSealed { payload }),
             None => Err(StoreError::NotFound { payload }),
+        }
+    }
+
+    /// The entry of this very object.
+    fn entry(&mut self, about: &Arc<About>) -> Option<&mut Entry> {
+        match self.slots.get_mut(&about.payload) {
+            Some(Slot::Sealed(entry)) if Arc::ptr_eq(&entry.about, about) => Some(entry),
+            _ => None,
         }
     }
 
@@ -101,29 +144,35 @@ impl Index {
             self.writers.remove(&(token, payload));
         }
         if let Slot::Sealed(entry) = &slot {
-            if let Some(deadline) = entry.object.about().deadline {
+            if let Some(deadline) = entry.about.deadline {
                 self.deadlines.remove(&(deadline, payload));
             }
             if let Some(rank) = &entry.rank {
                 self.order.remove(rank);
+            }
+            if let Place::File(_) | Place::Reading(..) = &entry.place {
+                self.files.take(entry.about.nbytes());
             }
         }
         Some(slot)
     }
 
     /// Puts a sealed object in its place.
-    pub(super) fn put(&mut self, object: &Arc<HostObject>) {
-        let about = object.about();
+    pub(super) fn put(&mut self, about: &Arc<About>, place: Place) {
         let payload = about.payload;
         self.writers.extend(about.token.map(|token| (token, payload)));
         self.deadlines
             .extend(about.deadline.map(|deadline| (deadline, payload)));
-        let rank = match about.retention {
-            Retention::Held => None,
-            Retention::SoftPinned | Retention::Cached { .. } => Some(rank_of(&mut self.order, object, 1)),
+        let rank = match &place {
+            Place::Memory(object) => self.rank(object, 1),
+            _ => {
+                self.files.add(about.nbytes());
+                None
+            }
         };
         let entry = Entry {
-            object: Arc::clone(object),
+            about: Arc::clone(about),
+            place,
             reads: 1,
             rank,
         };
@@ -134,6 +183,13 @@ impl Index {
     pub(super) fn sealed(&self) -> Vec<PayloadId> {
         let sealed = self.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Sealed(_)));
         sealed.map(|(payload, _)| *payload).collect()
+    }
+
+    /// A place in the order for an object in memory that may leave it.
+    fn rank(&mut self, object: &HostObject, reads: u32) -> Option<Rank> {
+        let stays = object.about().retention == Retention::Held && !self.spills;
+        let nothing_to_gain = object.room().nbytes().0 == 0;
+        (!stays && !nothing_to_gain).then(|| rank_of(&mut self.order, object, reads))
     }
 
     /// Takes a draft away, unless something else stands under its key by now.
@@ -155,7 +211,7 @@ impl Index {
     /// Whether the deadline of this object has come.
     pub(super) fn has_expired(&self, payload: PayloadId) -> bool {
         let deadline = match self.slots.get(&payload) {
-            Some(Slot::Sealed(entry)) => entry.object.about().deadline,
+            Some(Slot::Sealed(entry)) => entry.about.deadline,
             _ => None,
         };
         deadline.is_some_and(|deadline| deadline <= Instant::now())
@@ -172,35 +228,167 @@ impl Index {
         self.order.nbytes(Class::Cached) + self.order.nbytes(Class::SoftPinned)
     }
 
+    /// Bytes in memory that may move to files.
+    pub(super) const fn movable(&self) -> u64 {
+        self.order.nbytes(Class::Held)
+    }
+
+    /// Bytes in memory that are moving to files.
+    pub(super) const fn leaving(&self) -> u64 {
+        self.leaving
+    }
+
+    /// Objects in files.
+    pub(super) const fn files(&self) -> Share {
+        self.files
+    }
+
     /// Takes objects of a class out, in their order, until they free `wanted` bytes. What somebody reads now stays.
     pub(super) fn evict(&mut self, class: Class, wanted: u64) -> Vec<Arc<HostObject>> {
         let (mut evicted, mut busy, mut freed) = (Vec::new(), Vec::new(), 0);
         while freed < wanted
-            && let Some(rank) = self.order.pop(class)
+            && let Some((rank, object)) = self.pop(class)
         {
-            let payload = rank.payload();
-            let Some(Slot::Sealed(entry)) = self.slots.get_mut(&payload) else {
-                continue;
-            };
-            entry.rank = None;
-            if entry.object.is_read() {
-                busy.push(payload);
+            if object.is_read_beside(1) {
+                busy.push(object);
                 continue;
             }
-            freed += entry.object.room().nbytes().0;
+            freed += object.room().nbytes().0;
             self.order.evicted(&rank);
-            if let Some(Slot::Sealed(entry)) = self.take(payload) {
-                evicted.push(entry.object);
-            }
+            self.take(rank.payload());
+            evicted.push(object);
         }
-        for payload in busy {
-            if let Some(Slot::Sealed(entry)) = self.slots.get_mut(&payload) {
-                entry.rank = Some(rank_of(&mut self.order, &entry.object, entry.reads));
-            }
-        }
+        self.put_back(busy);
         evicted
     }
+
+    /// Begins to move held objects to files, in their order, until they will free `wanted` bytes. What somebody reads now
+    /// stays.
+    pub(super) fn spill(&mut self, spill: &Spill, wanted: u64) -> Vec<(Arc<HostObject>, Charge)> {
+        let (mut moving, mut staying, mut freed) = (Vec::new(), Vec::new(), 0);
+        while freed < wanted
+            && staying.len() < MAX_PASSED
+            && !spill.is_busy()
+            && let Some((_, object)) = self.pop(Class::Held)
+        {
+            let charge = match object.is_read_beside(1) {
+                true => None,
+                false => spill.admit(&object.about().parts),
+            };
+            let Some(charge) = charge else {
+                staying.push(object);
+                continue;
+            };
+            let nbytes = object.room().nbytes().0;
+            freed += nbytes;
+            self.leaving += nbytes;
+            if let Some(entry) = self.entry(object.about()) {
+                entry.place = Place::Writing(Arc::clone(&object));
+            }
+            moving.push((object, charge));
+        }
+        self.put_back(staying);
+        moving
+    }
+
+    /// Whether this very object is still here, and in memory until all of it is in a file.
+    pub(super) fn is_writing(&mut self, about: &Arc<About>) -> bool {
+        self.entry(about)
+            .is_some_and(|entry| matches!(entry.place, Place::Writing(_)))
+    }
+
+    /// Notes that an object is in a file now, or could not be written there. Gives it back where it leaves the memory.
+    pub(super) fn end_writing(
+        &mut self,
+        about: &Arc<About>,
+        nbytes: ByteCount,
+        file: Option<SpillFile>,
+    ) -> Option<Arc<HostObject>> {
+        self.leaving -= nbytes.0;
+        let entry = self.entry(about)?;
+        let Place::Writing(object) = &entry.place else {
+            return None;
+        };
+        let (object, reads) = (Arc::clone(object), entry.reads);
+        if let Some(file) = file {
+            entry.place = Place::File(Arc::new(file));
+            self.files.add(about.nbytes());
+            return Some(object);
+        }
+        entry.place = Place::Memory(Arc::clone(&object));
+        self.enter(&object, reads);
+        None
+    }
+
+    /// Begins to bring an object back; false where it is not in a file any more, or somebody else does it.
+    pub(super) fn begin_reading(&mut self, about: &Arc<About>, done: watch::Receiver<()>) -> bool {
+        let Some(entry) = self.entry(about) else { return false };
+        let Place::File(file) = &entry.place else { return false };
+        entry.place = Place::Reading(Arc::clone(file), done);
+        true
+    }
+
+    /// Ends what [`Index::begin_reading`] began: the object is in memory, or still in its file. Gives the file that is not
+    /// needed any more; `None` as well where the object was deleted meanwhile.
+    pub(super) fn end_reading(
+        &mut self,
+        about: &Arc<About>,
+        object: Option<&Arc<HostObject>>,
+    ) -> Option<Arc<SpillFile>> {
+        let entry = self.entry(about)?;
+        let Place::Reading(file, _) = &entry.place else {
+            return None;
+        };
+        let (file, reads) = (Arc::clone(file), entry.reads);
+        let Some(object) = object else {
+            entry.place = Place::File(file);
+            return None;
+        };
+        entry.place = Place::Memory(Arc::clone(object));
+        self.files.take(about.nbytes());
+        self.enter(object, reads);
+        Some(file)
+    }
+
+    /// Whether this very object is still here, and being brought back.
+    pub(super) fn is_reading(&mut self, about: &Arc<About>) -> bool {
+        self.entry(about)
+            .is_some_and(|entry| matches!(entry.place, Place::Reading(..)))
+    }
+
+    /// Puts an object into the order, as used just now.
+    fn enter(&mut self, object: &HostObject, reads: u32) {
+        let rank = self.rank(object, reads);
+        if let Some(entry) = self.entry(object.about()) {
+            entry.rank = rank;
+        }
+    }
+
+    /// The object of a class that leaves first, out of the order.
+    fn pop(&mut self, class: Class) -> Option<(Rank, Arc<HostObject>)> {
+        let rank = self.order.pop(class)?;
+        match self.slots.get_mut(&rank.payload()) {
+            Some(Slot::Sealed(entry)) => {
+                entry.rank = None;
+                match &entry.place {
+                    Place::Memory(object) => Some((rank, Arc::clone(object))),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    fn put_back(&mut self, objects: Vec<Arc<HostObject>>) {
+        for object in objects {
+            let reads = self.entry(object.about()).map_or(1, |entry| entry.reads);
+            self.enter(&object, reads);
+        }
+    }
 }
+
+/// Objects that are passed over at most, because somebody reads them or they are too large for the quota.
+const MAX_PASSED: usize = 64;
 
 fn rank_of(order: &mut Order, object: &HostObject, reads: u32) -> Rank {
     let about = object.about();
@@ -238,7 +426,7 @@ impl Claim {
         }
         // Under the lock: a delete comes before this record and is heard, or after it and is written.
         self.inner.journal(|| Record::Sealed(self.payload, object.entry()))?;
-        index.put(object);
+        index.put(object.about(), Place::Memory(Arc::clone(object)));
         let next = index.next_deadline();
         drop(index);
         if object.about().deadline.is_some_and(|deadline| next == Some(deadline)) {

@@ -42,17 +42,27 @@ impl About {
     }
 }
 
+impl About {
+    /// Bytes of all parts.
+    pub(super) fn nbytes(&self) -> ByteCount {
+        ByteCount(self.parts.iter().map(|part| part.0).sum())
+    }
+}
+
+/// A part in memory that others can read; `None` where it has no bytes.
+pub(super) type Registered = Option<(Extent, Region)>;
+
 /// A sealed object in memory.
 #[derive(Debug)]
 pub(super) struct HostObject {
     about: Arc<About>,
     // Regions and bytes go before the room is given back.
-    parts: Vec<Option<(Extent, Region)>>,
+    parts: Vec<Registered>,
     room: Room,
 }
 
 impl HostObject {
-    pub(super) const fn new(about: Arc<About>, parts: Vec<Option<(Extent, Region)>>, room: Room) -> Self {
+    pub(super) const fn new(about: Arc<About>, parts: Vec<Registered>, room: Room) -> Self {
         Self { about, parts, room }
     }
 
@@ -66,18 +76,22 @@ impl HostObject {
 
     /// What the index of a durable store remembers of it, here.
     pub(super) fn entry(&self) -> Entry {
-        let location = |part: &Option<(Extent, Region)>| part.as_ref().map(|part| part.0.location());
-        self.about
-            .entry(Place::Memory(self.parts.iter().map(location).collect()))
+        self.about.entry(self.place())
+    }
+
+    /// Where it is, for the index of a durable store.
+    pub(super) fn place(&self) -> Place {
+        let location = |part: &Registered| part.as_ref().map(|part| part.0.location());
+        Place::Memory(self.parts.iter().map(location).collect())
     }
 
     pub(super) fn each_region(&self) -> impl Iterator<Item = &Region> {
         self.parts.iter().flatten().map(|part| &part.1)
     }
 
-    /// Whether somebody beside the index has it, in this process or another.
-    pub(super) fn is_read(self: &Arc<Self>) -> bool {
-        Arc::strong_count(self) > 1 || self.each_region().any(|region| !region.is_idle())
+    /// Whether somebody beside the index and `others` has it, in this process or another.
+    pub(super) fn is_read_beside(self: &Arc<Self>, others: usize) -> bool {
+        Arc::strong_count(self) > 1 + others || self.each_region().any(|region| !region.is_idle())
     }
 
     /// Copies every part into its destination.

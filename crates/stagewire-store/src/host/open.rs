@@ -1,18 +1,19 @@
 //! Taking over what the process before left.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use stagewire_core::{ByteCount, PayloadId};
-use stagewire_transfer::{AdoptError, Arena, Extent, Host, Inherited, Location, Memory, RegisterOptions, SegmentName};
+use stagewire_transfer::{AdoptError, Arena, Extent, Host, Inherited, Location, SegmentName};
 
-use super::durable::{Durable, Found};
+use super::durable::Durable;
 use super::object::{About, HostObject};
 use super::rooms::in_pages;
-use super::{HostStore, Inner};
+use super::{HostStore, Inner, index};
 use crate::journal::{Entry, Place, Record};
-use crate::{DurableOptions, ObjectState, OpenError, Recovery, StoreOptions, Survivor};
+use crate::spill::Spill;
+use crate::{Digest, ObjectState, OpenError, Recovery, StoreOptions, Survivor};
 
 /// Segments of a durable store are this part of its limit: each goes, after a restart, once nothing of it is in use.
 const SEGMENTS: u64 = 8;
@@ -38,14 +39,29 @@ impl HostStore {
     /// # Panics
     /// Where it is not called on a tokio runtime.
     pub async fn open(host: &Arc<Host>, options: StoreOptions) -> Result<(Self, Recovery), OpenError> {
-        let StoreOptions { limit, gate, durable } = options;
-        let Some(durable) = durable else {
-            return Ok((Self::new(host, limit, gate), Recovery::default()));
-        };
+        let StoreOptions {
+            limit,
+            gate,
+            durable,
+            spill,
+        } = options;
         let begin = Instant::now();
-        let found = take(durable).await?;
+        let found = match durable {
+            Some(durable) => Some(blocking(move || Durable::open(&durable)).await?),
+            None => None,
+        };
+        let files = found.as_ref().map(|found| named(&found.durable)).unwrap_or_default();
+        let stays = found.is_some();
+        let spill = match spill {
+            Some(spill) => Some(blocking(move || Spill::open(&spill, &files, stays)).await?),
+            None if files.is_empty() => None,
+            None => return Err(OpenError::NoSpill { files: files.len() }),
+        };
+        let mut inner = Inner::new(host, limit, gate, spill);
+        let Some(found) = found else {
+            return Ok((Self::start(inner), Recovery::default()));
+        };
         host.arena().segments_of(ByteCount((limit.0 / SEGMENTS).max(SEGMENT)));
-        let mut inner = Inner::new(host, limit, gate);
         inner.durable = Some(Arc::new(found.durable));
         let store = Self::start(inner);
         let mut recovery = Recovery {
@@ -54,14 +70,12 @@ impl HostStore {
         };
         let (inner, segments) = (Arc::clone(&store.inner), found.segments);
         // Copying may take a while.
-        let recovered = tokio::task::spawn_blocking(move || {
+        let mut recovery = blocking(move || {
+            inner.recover_files(&mut recovery)?;
             inner.recover(segments, &mut recovery)?;
             Ok::<_, OpenError>(recovery)
-        });
-        let recovered = recovered
-            .await
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        let mut recovery = recovered?;
+        })
+        .await?;
         recovery.took = begin.elapsed();
         if let Some(durable) = &store.inner.durable {
             durable.watch(host.arena());
@@ -70,9 +84,21 @@ impl HostStore {
     }
 }
 
-async fn take(options: DurableOptions) -> Result<Found, OpenError> {
-    let opened = tokio::task::spawn_blocking(move || Durable::open(&options)).await;
-    opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+async fn blocking<T: Send + 'static, E: Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+}
+
+/// The files that the index names.
+fn named(durable: &Durable) -> BTreeSet<String> {
+    let ledger = durable.journal.ledger();
+    let files = ledger.entries().values().filter_map(|entry| match &entry.place {
+        Place::File { name, .. } => Some(name.clone()),
+        Place::Memory(_) => None,
+    });
+    files.collect()
 }
 
 /// What the index knows of one object in memory.
@@ -142,15 +168,7 @@ impl Inner {
             } else {
                 recovery.adopted.add(nbytes);
             }
-            let expires = entry.expires_at.map(|at| Duration::from_millis(at.saturating_sub(now)));
-            let parts = extents.into_iter().map(|extent| {
-                let register = |extent: Extent| {
-                    let memory = Memory::Arena(extent.clone());
-                    let region = self.shm.register(memory, RegisterOptions::default());
-                    region.map(|region| (extent, region))
-                };
-                extent.map(register).transpose()
-            });
+            let parts = extents.into_iter().map(|extent| self.register_part(extent));
             let parts = parts.collect::<Result<_, _>>();
             let parts = parts.map_err(|source| OpenError::Register { payload, source })?;
             let room = self.rooms.try_take(nbytes).ok_or(OpenError::Smaller {
@@ -159,22 +177,10 @@ impl Inner {
             })?;
             let room = room.give(payload, nbytes);
             room.set(ObjectState::Sealed);
-            let about = About {
-                payload,
-                token: entry.token,
-                retention: entry.retention.into(),
-                deadline: expires.and_then(|after| tokio::time::Instant::now().checked_add(after)),
-                parts: entry.parts.iter().copied().map(ByteCount).collect(),
-                label: entry.label.clone(),
-            };
-            self.lock()
-                .put(&Arc::new(HostObject::new(Arc::new(about), parts, room)));
-            recovery.survivors.push(Survivor {
-                payload,
-                token: entry.token,
-                expires,
-                label: entry.label,
-            });
+            let about = Arc::new(about(payload, &entry, now));
+            let object = Arc::new(HostObject::new(Arc::clone(&about), parts, room));
+            self.lock().put(&about, index::Place::Memory(object));
+            recovery.survivors.push(survivor(payload, entry, now));
         }
         self.deadlines.notify_one();
         drop(adopted);
@@ -182,6 +188,64 @@ impl Inner {
         journal.compact()?;
         keeping.drop_retired(arena, journal);
         Ok(())
+    }
+
+    /// Makes everything readable again that is in files. Blocks.
+    fn recover_files(&self, recovery: &mut Recovery) -> Result<(), OpenError> {
+        let (Some(durable), Some(spill)) = (&self.durable, &self.spill) else {
+            return Ok(());
+        };
+        let now = now();
+        for (payload, entry) in durable.journal.ledger().entries() {
+            let Place::File { name, digest } = &entry.place else {
+                continue;
+            };
+            let about = Arc::new(about(*payload, entry, now));
+            let file = spill.adopt(name.clone(), Digest(*digest), &about.parts);
+            let expired = entry.expires_at.is_some_and(|at| at <= now);
+            match file {
+                Some(file) if !expired => {
+                    recovery.files.add(about.nbytes());
+                    self.lock().put(&about, index::Place::File(Arc::new(file)));
+                    recovery.survivors.push(survivor(*payload, entry.clone(), now));
+                }
+                file => {
+                    let share = if file.is_none() {
+                        &mut recovery.lost
+                    } else {
+                        &mut recovery.expired
+                    };
+                    share.add(about.nbytes());
+                    let _ = durable.journal.append(Record::Gone(*payload))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn expires(entry: &Entry, now: u64) -> Option<Duration> {
+    entry.expires_at.map(|at| Duration::from_millis(at.saturating_sub(now)))
+}
+
+fn about(payload: PayloadId, entry: &Entry, now: u64) -> About {
+    let deadline = |after| tokio::time::Instant::now().checked_add(after);
+    About {
+        payload,
+        token: entry.token,
+        retention: entry.retention.into(),
+        deadline: expires(entry, now).and_then(deadline),
+        parts: entry.parts.iter().copied().map(ByteCount).collect(),
+        label: entry.label.clone(),
+    }
+}
+
+fn survivor(payload: PayloadId, entry: Entry, now: u64) -> Survivor {
+    Survivor {
+        payload,
+        token: entry.token,
+        expires: expires(&entry, now),
+        label: entry.label,
     }
 }
 

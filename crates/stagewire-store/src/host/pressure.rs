@@ -4,13 +4,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::ByteCount;
+use stagewire_core::{ByteCount, PayloadId};
+use stagewire_transfer::{ArenaError, ExtentMut};
 use tokio::time::{Sleep, sleep};
 
 use super::Inner;
+use super::object::HostObject;
 use super::order::Class;
-use super::rooms::Room;
-use crate::Reservation;
+use super::rooms::{Room, in_pages};
+use crate::journal::Record;
+use crate::spill::Charge;
+use crate::{Reservation, StoreError};
 
 /// Pause before those who wait look again whether readers have let go of something.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -54,18 +58,105 @@ impl Inner {
         }
     }
 
-    /// Evicts what those who wait need, where that is enough for one of them.
+    /// Memory for parts of these sizes, for which there is room.
+    pub(super) async fn allocate(
+        self: &Arc<Self>,
+        payload: PayloadId,
+        parts: &[ByteCount],
+        mut late: Pin<&mut Sleep>,
+    ) -> Result<Vec<Option<ExtentMut>>, StoreError> {
+        let arena = self.host.arena();
+        let allocate = |part: &ByteCount| match part.0 {
+            0 => Ok(None),
+            len => arena.allocate(len).map(Some),
+        };
+        let mut again = true;
+        loop {
+            let source = match parts.iter().map(allocate).collect() {
+                Ok(extents) => return Ok(extents),
+                Err(error) => error,
+            };
+            let wanted = in_pages(parts);
+            let full = matches!(source, ArenaError::Exhausted { .. });
+            if full && again {
+                // The pieces that are free are too small: larger ones come free with other objects.
+                self.free(wanted.0);
+            } else if !full || tokio::time::timeout(PAUSE, late.as_mut()).await.is_ok() {
+                return Err(StoreError::Arena {
+                    payload,
+                    wanted,
+                    source,
+                });
+            }
+            // Or they belong to a copy into an aborted draft that still runs.
+            again = !again;
+        }
+    }
+
+    /// Frees what those who wait need, as far as that is enough for one of them.
     fn relieve(self: &Arc<Self>) {
+        let supply = {
+            let index = self.lock();
+            let movable = self.spill.as_ref().map_or(0, |spill| index.movable().min(spill.left()));
+            index.evictable() + index.leaving() + movable
+        };
+        let short = self.rooms.shortage(supply);
+        self.free(short);
+    }
+
+    /// Has so many bytes leave the memory, those included that are leaving it.
+    fn free(self: &Arc<Self>, wanted: u64) {
         let mut index = self.lock();
-        let short = self.rooms.shortage(index.evictable());
-        let mut gone = index.evict(Class::Cached, short);
-        let freed: u64 = gone.iter().map(|object| object.room().nbytes().0).sum();
-        gone.extend(index.evict(Class::SoftPinned, short.saturating_sub(freed)));
+        let mut wanted = wanted.saturating_sub(index.leaving());
+        let mut gone = index.evict(Class::Cached, wanted);
+        wanted = wanted.saturating_sub(gone.iter().map(nbytes).sum());
+        if let Some(spill) = &self.spill {
+            let moving = index.spill(spill, wanted);
+            wanted = wanted.saturating_sub(moving.iter().map(|(object, _)| nbytes(object)).sum());
+            if spill.is_busy() {
+                // The rest can be written when something else has been.
+                wanted = 0;
+            }
+            for (object, charge) in moving {
+                self.write(object, charge);
+            }
+        }
+        gone.extend(index.evict(Class::SoftPinned, wanted));
         self.journal_gone(gone.iter().map(|object| object.about().payload));
         drop(index);
         for object in gone {
-            self.counts.evicted.add(object.room().nbytes());
+            self.counts.evicted.add(object.about().nbytes());
             self.drain(object);
         }
     }
+
+    /// Moves an object to a file, on another thread.
+    fn write(self: &Arc<Self>, object: Arc<HostObject>, charge: Charge) {
+        let Some(spill) = &self.spill else { return };
+        let (about, nbytes) = (Arc::clone(object.about()), object.room().nbytes());
+        let store = Arc::downgrade(self);
+        spill.write(object, charge, move |file| {
+            let Some(store) = store.upgrade() else { return };
+            let mut index = store.lock();
+            let mut file = file.ok();
+            if let Some(written) = &file
+                && index.is_writing(&about)
+                && let Err(error) = store.journal(|| Record::Moved(about.payload, written.place()))
+            {
+                // It stays where the index says.
+                tracing::error!(payload = %about.payload, %error, "a payload could not move to a file");
+                file = None;
+            }
+            let object = index.end_writing(&about, nbytes, file);
+            drop(index);
+            if let Some(object) = object {
+                store.counts.spilled.add(about.nbytes());
+                store.drain(object);
+            }
+        });
+    }
+}
+
+fn nbytes(object: &Arc<HostObject>) -> u64 {
+    object.room().nbytes().0
 }

@@ -121,6 +121,8 @@ impl Rooms {
             sealed: share(ObjectState::Sealed),
             draining: share(ObjectState::Draining),
             reserved: books.reserved,
+            spilled: Share::default(),
+            spill: None,
             largest: books.by_size.values().rev().take(Usage::LARGEST).copied().collect(),
         }
     }

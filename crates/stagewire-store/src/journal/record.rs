@@ -74,7 +74,7 @@ pub(crate) enum Place {
     /// In shared memory, one extent for each part that has bytes.
     Memory(Vec<Option<Location>>),
     /// In a spill file of this name, whose bytes have this digest.
-    File { name: String, digest: [u8; 32] },
+    File { name: String, digest: u128 },
 }
 
 impl Place {

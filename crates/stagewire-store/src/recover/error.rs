@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use stagewire_core::{ByteCount, Classify, ErrorClass, PayloadId};
 use stagewire_transfer::{AdoptError, RegisterError};
 
-use crate::{JournalError, KeeperError};
+use crate::{JournalError, KeeperError, SpillFault};
 
 /// Why a store was not opened. What its process before left stays as it is.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +25,10 @@ pub enum OpenError {
     Index(#[from] JournalError),
     #[error(transparent)]
     Keeper(#[from] KeeperError),
+    #[error(transparent)]
+    Spill(#[from] SpillFault),
+    #[error("the store before left {files} payloads in files; give this one the same spill directory")]
+    NoSpill { files: usize },
     #[error("the store before left {held} of payloads, this one may hold {limit}; give it as much as it had")]
     Smaller { held: ByteCount, limit: ByteCount },
     #[error("the memory that the keeper has is not what the store's index says")]
@@ -45,7 +49,8 @@ impl Classify for OpenError {
             Self::InUse { .. } => ErrorClass::Conflict,
             Self::Index(source) => source.class(),
             Self::Keeper(source) => source.class(),
-            Self::Smaller { .. } => ErrorClass::Invalid,
+            Self::Spill(source) => source.class(),
+            Self::Smaller { .. } | Self::NoSpill { .. } => ErrorClass::Invalid,
             Self::Adopt(source) => source.class(),
             Self::Parts { .. } => ErrorClass::Corrupt,
             Self::Register { source, .. } => source.class(),
@@ -58,7 +63,9 @@ impl Classify for OpenError {
             Self::InUse { .. } => "store.in_use",
             Self::Index(source) => source.reason(),
             Self::Keeper(source) => source.reason(),
+            Self::Spill(source) => source.reason(),
             Self::Smaller { .. } => "store.smaller",
+            Self::NoSpill { .. } => "store.no_spill",
             Self::Adopt(source) => source.reason(),
             Self::Parts { .. } => "store.index_corrupt",
             Self::Register { source, .. } => source.reason(),

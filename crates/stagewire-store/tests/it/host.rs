@@ -1,38 +1,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Incarnation, PayloadId, Peer, Record};
-use stagewire_store::{HostStore, NewObject, ObjectState, Store, StoreError, TokenGate, conformance};
-use stagewire_transfer::{ConnectOptions, Host, HostOptions, Memory, RegisterOptions, TransferOptions};
-use tempfile::TempDir;
-use uuid::Uuid;
+use stagewire_core::{ByteCount, Peer, Record};
+use stagewire_store::{NewObject, ObjectState, Store, StoreError, TokenGate, conformance};
+use stagewire_transfer::{ConnectOptions, Host, Memory, RegisterOptions, TransferOptions};
 
-/// A host in a directory of its own.
-struct World {
-    host: Arc<Host>,
-    dir: TempDir,
-}
-
-impl World {
-    async fn new() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        let host = start(&dir).await;
-        Self { host, dir }
-    }
-
-    fn store(&self, limit: ByteCount, gate: TokenGate) -> HostStore {
-        HostStore::new(&self.host, limit, Arc::new(gate))
-    }
-}
-
-async fn start(dir: &TempDir) -> Arc<Host> {
-    let options = HostOptions {
-        dir: dir.path().join("peers"),
-        incarnation: Incarnation(Uuid::new_v4()),
-        arena_limit: ByteCount(16 << 20),
-    };
-    Host::start(options).await.expect("a host")
-}
+use crate::world::{World, id, start};
 
 fn peer(host: &Arc<Host>) -> Peer {
     Peer {
@@ -41,10 +14,6 @@ fn peer(host: &Arc<Host>) -> Peer {
         socket: String::new(),
         transports: vec![host.shm().address()],
     }
-}
-
-fn id(n: u128) -> PayloadId {
-    PayloadId(Uuid::from_u128(n))
 }
 
 #[tokio::test]
@@ -69,6 +38,18 @@ async fn the_host_store_conforms() {
             "something is left"
         );
     }
+}
+
+/// With files, the store keeps all its promises of what goes and what stays: nothing moves there without need.
+#[tokio::test]
+async fn the_host_store_with_files_conforms() {
+    let pages = conformance::LIMIT.0 / 4096;
+    let world = World::new().await;
+    conformance::objects_come_back_exact(&world.spilling(pages, pages).await).await;
+    conformance::put_if_absent_is_truthful(&Arc::new(world.spilling(pages, pages).await)).await;
+    conformance::readers_keep_what_they_read(&world.spilling(pages, pages).await).await;
+    conformance::fetched_bytes_are_exact(&world.spilling(pages, pages).await).await;
+    conformance::deadlines_are_fixed(&world.spilling(pages, pages).await).await;
 }
 
 #[tokio::test]
@@ -115,7 +96,7 @@ async fn a_deleted_object_counts_until_the_last_pin_of_another_process_ends() {
         .create(NewObject::new(id(2), [ByteCount(1)]))
         .await
         .expect_err("the reader holds it");
-    assert!(full.to_string().contains("deleted but still read"), "{full}");
+    assert!(full.to_string().contains("gone but still read"), "{full}");
     assert!(mapping.iter().all(|byte| *byte == 7));
 
     let mut patient = NewObject::new(id(2), [ByteCount(1)]);

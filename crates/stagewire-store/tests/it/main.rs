@@ -1,4 +1,8 @@
-//! The host store against the conformance suite, and read by another host.
+//! The host store against the conformance suite, its model, and read by another host.
 
 mod host;
+mod model;
 mod recover;
+mod spill;
+mod stress;
+mod world;

@@ -52,12 +52,9 @@ impl Target {
         if device != Device::Cpu {
             return Err(TargetError::Device { device });
         }
-        let rows = if self.is_empty() {
-            Vec::new()
-        } else {
-            vec![0..self.len()]
-        };
-        let claim = self.claim(rows)?;
+        let all = 0..self.len();
+        let rows = std::iter::once(all).filter(|all| !all.is_empty());
+        let claim = self.claim(rows.collect())?;
         Ok(Filling {
             claim,
             len: self.len() as usize,

@@ -1,0 +1,55 @@
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use stagewire_core::{Classify, ErrorClass};
+
+/// What went wrong with the files that objects move to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "the fields are the values that the message shows")]
+pub enum SpillFault {
+    #[error("cannot {what} {}: {error}", path.display())]
+    Io {
+        what: &'static str,
+        path: PathBuf,
+        error: Errno,
+    },
+    #[error("the spill directory {} is open to others: {problem}; it must be this user's alone, mode 0700", path.display())]
+    Insecure { path: PathBuf, problem: String },
+    #[error("another store uses the spill directory {}", path.display())]
+    InUse { path: PathBuf },
+}
+
+impl SpillFault {
+    pub(crate) fn new(what: &'static str, path: impl AsRef<Path>, error: Errno) -> Self {
+        let path = path.as_ref().to_owned();
+        Self::Io { what, path, error }
+    }
+}
+
+impl Classify for SpillFault {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Io { error, .. } => match *error {
+                Errno::NOSPC | Errno::DQUOT => ErrorClass::Exhausted,
+                Errno::NOENT | Errno::LOOP => ErrorClass::Corrupt,
+                Errno::CANCELED => ErrorClass::Cancelled,
+                _ => ErrorClass::Unavailable,
+            },
+            Self::Insecure { .. } => ErrorClass::Denied,
+            Self::InUse { .. } => ErrorClass::Conflict,
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Io { error, .. } => match *error {
+                Errno::NOSPC | Errno::DQUOT => "spill.no_space",
+                Errno::NOENT | Errno::LOOP => "spill.lost",
+                _ => "spill.io",
+            },
+            Self::Insecure { .. } => "spill.insecure",
+            Self::InUse { .. } => "spill.in_use",
+        }
+    }
+}
