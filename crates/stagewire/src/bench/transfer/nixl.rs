@@ -23,6 +23,8 @@ const OWN_API: Target = Target {
     goal: Goal::RatioAtLeast(0.95),
 };
 
+const SHAPES: [Shape; 2] = [Shape::Whole, Shape::Runs(128)];
+
 /// One way to get the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entrant {
@@ -44,10 +46,11 @@ struct Round<'a> {
     rooms: Rooms,
     raw: raw::Client,
     size: u64,
+    shape: Shape,
 }
 
-fn case(size: u64) -> String {
-    format!("nixl copy, {}, whole", size_name(size))
+fn case(size: u64, shape: Shape) -> String {
+    format!("nixl copy, {}, {}", size_name(size), shape.name())
 }
 
 /// The file of NIXL's C interface in the environment of this interpreter.
@@ -73,7 +76,8 @@ fn library(python: &Path) -> Result<PathBuf, String> {
 
 impl Bench<'_> {
     pub(super) async fn nixl(&mut self, sizes: &[u64]) -> anyhow::Result<()> {
-        let wanted: Vec<u64> = sizes.iter().copied().filter(|size| self.wants(&case(*size))).collect();
+        let cases = sizes.iter().flat_map(|size| SHAPES.map(|shape| (*size, shape)));
+        let wanted: Vec<(u64, Shape)> = cases.filter(|(size, shape)| self.wants(&case(*size, *shape))).collect();
         if wanted.is_empty() {
             return Ok(());
         }
@@ -85,17 +89,16 @@ impl Bench<'_> {
         let mut agents = match started {
             Ok(agents) => agents,
             Err(why) => {
-                for size in wanted {
-                    self.report.skip(case(size), "throughput", why.clone());
+                for (size, shape) in wanted {
+                    self.report.skip(case(size, shape), "throughput", why.clone());
                 }
                 return Ok(());
             }
         };
-        for size in wanted {
-            self.output.say(format_args!("nixl, {}", size_name(size)));
-            self.nixl_size(size, &mut agents)
-                .await
-                .with_context(|| size_name(size))?;
+        for (size, shape) in wanted {
+            let case = case(size, shape);
+            self.output.say(&case);
+            self.nixl_case(size, shape, &mut agents).await.context(case)?;
         }
         agents.initiator.end().await;
         agents.target.end().await;
@@ -127,19 +130,22 @@ impl Bench<'_> {
         }))
     }
 
-    async fn nixl_size(&mut self, size: u64, agents: &mut Agents) -> anyhow::Result<()> {
-        let theirs = agents.target.order(&json!({"do": "hold", "size": size})).await?;
+    async fn nixl_case(&mut self, size: u64, shape: Shape, agents: &mut Agents) -> anyhow::Result<()> {
+        let span = shape.span(size);
+        let theirs = agents.target.order(&json!({"do": "hold", "size": span})).await?;
+        let runs = shape.rows(size).count;
         agents
             .initiator
-            .order(&json!({"do": "reach", "held": theirs, "size": size}))
+            .order(&json!({"do": "reach", "held": theirs, "span": span, "size": size, "runs": runs}))
             .await?;
-        let held = self.owner.hold(Memory::Borrowed, size, &["nixl"]).await?;
+        let held = self.owner.hold(Memory::Borrowed, span, &["nixl"]).await?;
         let mut round = Round {
             pinned: pin(agents.ours.clone(), &held).await?,
             agents,
-            rooms: Rooms::new(size, size)?,
+            rooms: Rooms::new(span, size)?,
             raw: raw::Client::connect(held.raw)?,
             size,
+            shape,
         };
         let contest = round.contest(self.options.pairs).await?;
         drop(round);
@@ -152,7 +158,7 @@ impl Bench<'_> {
             (Entrant::Raw, "raw TCP", None),
         ] {
             let row = Case {
-                name: case(size),
+                name: case(size, shape),
                 metric: "throughput",
                 unit: Unit::GigabytesPerSecond { bytes: size },
                 reference: what.to_owned(),
@@ -171,7 +177,8 @@ impl Round<'_> {
             self.rooms.destination.bytes().context("in use")?.fill(0);
             self.once(entrant).await.with_context(|| format!("{entrant:?}"))?;
             match entrant {
-                Entrant::Pull | Entrant::Raw => check(&mut self.rooms, &Shape::Whole.record(self.size))?,
+                Entrant::Pull => check(&mut self.rooms, &self.shape.record(self.size))?,
+                Entrant::Raw => check(&mut self.rooms, &Shape::Whole.record(self.size))?,
                 Entrant::Python => self.agents.initiator.check().await?,
             }
         }
@@ -182,7 +189,7 @@ impl Round<'_> {
         match entrant {
             Entrant::Pull => {
                 let target = self.rooms.destination.target().context("in use")?;
-                let records = [Shape::Whole.record(self.size)];
+                let records = [self.shape.record(self.size)];
                 let options = TransferOptions {
                     deadline: Some(DEADLINE),
                 };

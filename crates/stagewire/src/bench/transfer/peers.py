@@ -4,6 +4,7 @@ Each process takes one order per line of stdin, as JSON, and answers each with o
 """
 
 import json
+import mmap
 import os
 import sys
 import time
@@ -15,11 +16,38 @@ os.dup2(2, 1)
 import numpy as np  # noqa: E402
 
 PATTERN = np.uint64(0x9E3779B97F4A7C15)
+HUGE_PAGE = 2 << 20
+# Where malloc begins in the pages that it maps for a large block. Copies between pages that lie differently are slower.
+MALLOC_HEADER = 16
 
 
 def painted(size):
     """The bytes that the Rust side paints."""
     return (np.arange(1, size // 8 + 1, dtype=np.uint64) * PATTERN).view(np.uint8)
+
+
+def pages(size, huge):
+    """Memory as on the Rust side, so that the same is copied. NumPy's own has huge pages on both sides."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapped = mmap.mmap(-1, size + 2 * HUGE_PAGE, flags=private)
+    mapped.madvise(mmap.MADV_HUGEPAGE if huge and size >= HUGE_PAGE else mmap.MADV_NOHUGEPAGE)
+    whole = np.frombuffer(mapped, np.uint8)
+    begin = -whole.ctypes.data % HUGE_PAGE + (0 if huge else MALLOC_HEADER)
+    return whole[begin : begin + size]
+
+
+def source(size):
+    """Painted bytes of an owner, on the pages that malloc gives."""
+    memory = pages(size, huge=False)
+    memory[:] = painted(size)
+    return memory
+
+
+def destination(size):
+    """Memory of a reader, each page of which was used before."""
+    memory = pages(size, huge=True)
+    memory.fill(0)
+    return memory
 
 
 def timed(operation):
@@ -47,7 +75,7 @@ class Mooncake:
         assert done == 0, f"register_memory says {done}"
 
     def hold(self, size):
-        self.take(painted(size))
+        self.take(source(size))
         return {
             "segment": f"127.0.0.1:{self.engine.get_rpc_port()}",
             "address": self.memory.ctypes.data,
@@ -55,9 +83,7 @@ class Mooncake:
 
     def reach(self, held, size):
         self.segment, self.address, self.size = held["segment"], held["address"], size
-        memory = np.empty(size, np.uint8)
-        memory.fill(0)
-        self.take(memory)
+        self.take(destination(size))
         return {}
 
     def sync(self):
@@ -103,27 +129,27 @@ class Nixl:
         rows = [(memory.ctypes.data, memory.nbytes, 0, "")]
         self.registered = self.agent.register_memory(rows, "DRAM")
 
-    def descriptors(self, address, size):
-        return self.agent.get_xfer_descs([(address, size, 0)], "DRAM")
+    def descriptors(self, address, pitch):
+        rows = [(address + run * pitch, self.width, 0) for run in range(self.runs)]
+        return self.agent.get_xfer_descs(rows, "DRAM")
 
     def hold(self, size):
-        self.take(painted(size))
+        self.take(source(size))
         return {
             "metadata": self.agent.get_agent_metadata().hex(),
             "address": self.memory.ctypes.data,
         }
 
-    def reach(self, held, size):
+    def reach(self, held, span, size, runs):
+        """Of the owner's bytes, so many runs as far apart as they are long, or all."""
         if getattr(self, "peer", None) is not None:
             self.agent.remove_remote_agent(self.peer)
         peer = self.agent.add_remote_agent(bytes.fromhex(held["metadata"]))
         self.peer = peer.decode() if isinstance(peer, bytes) else peer
-        self.size = size
-        memory = np.empty(size, np.uint8)
-        memory.fill(0)
-        self.take(memory)
-        self.local = self.descriptors(self.memory.ctypes.data, size)
-        self.remote = self.descriptors(held["address"], size)
+        self.span, self.width, self.runs = span, size // runs, runs
+        self.take(destination(size))
+        self.local = self.descriptors(self.memory.ctypes.data, self.width)
+        self.remote = self.descriptors(held["address"], span // runs)
         return {}
 
     def read(self):
@@ -138,7 +164,8 @@ class Nixl:
         return {"nanos": timed(read)}
 
     def check(self):
-        return {"exact": bool((self.memory == painted(self.size)).all())}
+        expected = painted(self.span).reshape(self.runs, -1)[:, : self.width]
+        return {"exact": bool((self.memory.reshape(self.runs, -1) == expected).all())}
 
 
 def main():
