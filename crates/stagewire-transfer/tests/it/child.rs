@@ -18,10 +18,11 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
+use crate::nixl;
 use crate::support::{self, Node};
 
 const ROLE: &str = "STAGEWIRE_TEST_ROLE";
-const DIR: &str = "STAGEWIRE_TEST_DIR";
+pub(crate) const DIR: &str = "STAGEWIRE_TEST_DIR";
 const TRANSPORT: &str = "STAGEWIRE_TEST_TRANSPORT";
 const ARGUMENT: &str = "STAGEWIRE_TEST_ARGUMENT";
 const PORT: &str = "STAGEWIRE_TEST_PORT";
@@ -68,16 +69,13 @@ impl Child {
     /// Has a sink release its region, and tells what is in it once nobody can write there any more, as
     /// [`support::fingerprint`].
     pub(crate) async fn pushed(&mut self) -> u64 {
-        self.stdin.write_all(b"pushed\n").await.expect("it listens");
-        self.receive().await
+        self.ask("pushed").await
     }
 
     /// Has a reader over `tcp` pull everything with this deadline; tells the reason of its error, if any, and the
     /// milliseconds of CPU that its process took meanwhile.
     pub(crate) async fn pull_within(&mut self, deadline: Duration) -> (Option<String>, u64) {
-        let line = format!("pull {}\n", deadline.as_millis());
-        self.stdin.write_all(line.as_bytes()).await.expect("it listens");
-        self.receive().await
+        self.ask(&format!("pull {}", deadline.as_millis())).await
     }
 
     /// A reader that holds a pin, and a mapping where the transport has them.
@@ -91,12 +89,12 @@ impl Child {
         Self::spawn_with(role, dir, transport, argument, [])
     }
 
-    fn spawn_with<const N: usize>(
+    pub(crate) fn spawn_with(
         role: &str,
         dir: &Path,
         transport: &str,
         argument: &str,
-        extra: [(&str, String); N],
+        extra: impl IntoIterator<Item = (&'static str, String)>,
     ) -> Self {
         let mut process = Command::new(env::current_exe().expect("this binary"))
             .args(["--exact", "child::entry", "--nocapture"])
@@ -119,7 +117,15 @@ impl Child {
         }
     }
 
-    async fn receive<T: DeserializeOwned>(&mut self) -> T {
+    /// Has it do something, and gives its answer.
+    pub(crate) async fn ask<T: DeserializeOwned>(&mut self, command: &str) -> T {
+        let line = format!("{command}\n");
+        self.stdin.write_all(line.as_bytes()).await.expect("it listens");
+        self.receive().await
+    }
+
+    /// What it says next.
+    pub(crate) async fn receive<T: DeserializeOwned>(&mut self) -> T {
         let marked = async {
             while let Some(line) = self.lines.next_line().await.expect("its output") {
                 if let Some((_, text)) = line.split_once(MARK) {
@@ -128,15 +134,14 @@ impl Child {
             }
             panic!("the child ended without a word");
         };
-        timeout(Duration::from_secs(20), marked)
+        timeout(Duration::from_secs(60), marked)
             .await
             .expect("the child answers")
     }
 
     /// Its pins and regions: `(pins_held, regions, allocated_bytes)`.
     pub(crate) async fn holds(&mut self) -> (u64, u64, u64) {
-        self.stdin.write_all(b"holds\n").await.expect("it listens");
-        self.receive().await
+        self.ask("holds").await
     }
 
     /// Waits until it holds so much.
@@ -154,8 +159,7 @@ impl Child {
 
     /// Has it fork. The fork does nothing but keep open what its parent had.
     pub(crate) async fn fork(&mut self) -> Fork {
-        self.stdin.write_all(b"fork\n").await.expect("it listens");
-        let pid: i32 = self.receive().await;
+        let pid: i32 = self.ask("fork").await;
         Fork(Pid::from_raw(pid).expect("pids are positive"))
     }
 
@@ -171,8 +175,7 @@ impl Child {
 
     /// Releases its region.
     pub(crate) async fn release(&mut self) {
-        self.stdin.write_all(b"release\n").await.expect("it listens");
-        self.receive::<()>().await;
+        self.ask::<()>("release").await;
     }
 
     /// SIGKILL.
@@ -231,16 +234,18 @@ fn entry() {
             "producer" => produce().await,
             "reader" => read().await,
             "sink" => sink().await,
+            nixl::child::READABLE | nixl::child::WRITABLE => nixl::child::own(role == nixl::child::WRITABLE).await,
+            nixl::child::READER => nixl::child::read().await,
             other => panic!("no role {other}"),
         }
     });
 }
 
-fn argument(name: &str) -> String {
+pub(crate) fn argument(name: &str) -> String {
     env::var(name).expect("set by the parent")
 }
 
-fn say<T: Serialize>(value: &T) {
+pub(crate) fn say<T: Serialize>(value: &T) {
     let mut stdout = io::stdout();
     writeln!(stdout, "\n{MARK}{}", to_hex(value))
         .and_then(|()| stdout.flush())

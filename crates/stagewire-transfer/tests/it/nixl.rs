@@ -1,6 +1,6 @@
 //! `nixl`, with the library of the wheel `nixl-cu12`. Without it, these tests say so and end.
 
-mod child;
+pub(crate) mod child;
 #[expect(unsafe_code, reason = "speaks to CUDA's driver")]
 mod device;
 mod faults;

@@ -1,49 +1,31 @@
-//! Other processes with NIXL: this very test binary, started again to run [`entry`] alone.
+//! What other processes do with NIXL.
 
-use std::env;
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use stagewire_core::{Classify, Incarnation, Peer, Record, RegionRef};
+use stagewire_core::{Classify, Incarnation, Record};
 use stagewire_transfer::{
     Borrowed, ConnectOptions, Memory, Region, RegisterOptions, Target, TransferOptions, Transport, Writable,
 };
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{ChildStdin, ChildStdout, Command};
-use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::End;
-use crate::child::{from_hex, to_hex};
+use crate::child::{Child, DIR, Offer, argument, from_hex, say};
 use crate::support;
 
-const ROLE: &str = "STAGEWIRE_NIXL_ROLE";
-const DIR: &str = "STAGEWIRE_NIXL_DIR";
-const INCARNATION: &str = "STAGEWIRE_NIXL_INCARNATION";
+/// An owner of [`support::bulk`].
+pub(crate) const READABLE: &str = "nixl-readable";
+/// An owner of zeros that others may write.
+pub(crate) const WRITABLE: &str = "nixl-writable";
+pub(crate) const READER: &str = "nixl-reader";
 
-/// Marks a line of a child that is meant for its parent.
-const MARK: &str = "@@";
-
-/// How an owner is reached, and what it has registered.
-pub(crate) type Offer = (Peer, RegionRef);
-
-/// Another process. Dropped, it is killed.
-pub(crate) struct Child {
-    process: tokio::process::Child,
-    stdin: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
-    pid: Pid,
-}
+const INCARNATION: &str = "STAGEWIRE_TEST_INCARNATION";
 
 /// What a child is started with.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Options {
-    /// Its region is all zeros and writable, instead of [`support::bulk`].
+    /// An owner's region is [`WRITABLE`] instead of [`READABLE`].
     pub(crate) writable: bool,
     /// The transports that UCX may use; all where none are named.
     pub(crate) tls: Option<&'static str>,
@@ -53,156 +35,63 @@ pub(crate) struct Options {
     pub(crate) incarnation: Option<Incarnation>,
 }
 
-impl Child {
+impl Options {
+    fn spawn(&self, role: &str, dir: &Path) -> Child {
+        let incarnation = self.incarnation.unwrap_or_else(|| Incarnation(Uuid::new_v4()));
+        let library = self.library.as_ref().map(|library| library.display().to_string());
+        let extra = [
+            (INCARNATION, Some(incarnation.0.to_string())),
+            (super::LIBRARY, library),
+            ("UCX_TLS", self.tls.map(str::to_owned)),
+        ];
+        let extra = extra.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        Child::spawn_with(role, dir, "nixl", "", extra)
+    }
+
     /// An owner of one region of so many bytes.
-    pub(crate) async fn owner(dir: &Path, len: usize, options: &Options) -> (Self, Offer) {
-        let role = if options.writable { "writable" } else { "readable" };
-        let mut owner = Self::spawn(role, dir, options);
+    pub(crate) async fn owner(&self, dir: &Path, len: usize) -> (Child, Offer) {
+        let mut owner = self.spawn(if self.writable { WRITABLE } else { READABLE }, dir);
         let offer = owner.ask(&format!("register {len}")).await;
         (owner, offer)
     }
 
     /// A process that reads from others.
-    pub(crate) fn reader(dir: &Path, options: &Options) -> Self {
-        Self::spawn("reader", dir, options)
-    }
-
-    fn spawn(role: &str, dir: &Path, options: &Options) -> Self {
-        let incarnation = options.incarnation.unwrap_or_else(|| Incarnation(Uuid::new_v4()));
-        let mut process = Command::new(env::current_exe().expect("this binary"));
-        process
-            .args(["--exact", "nixl::child::entry", "--nocapture"])
-            .env(ROLE, role)
-            .env(DIR, dir)
-            .env(INCARNATION, incarnation.0.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true);
-        if let Some(library) = &options.library {
-            process.env(super::LIBRARY, library);
-        }
-        if let Some(tls) = options.tls {
-            process.env("UCX_TLS", tls);
-        }
-        let mut process = process.spawn().expect("the child starts");
-        let pid = process.id().expect("it runs").try_into().expect("pids are positive");
-        Self {
-            pid: Pid::from_raw(pid).expect("pids are positive"),
-            stdin: process.stdin.take().expect("piped"),
-            lines: BufReader::new(process.stdout.take().expect("piped")).lines(),
-            process,
-        }
-    }
-
-    /// Has it do something, and gives its answer.
-    pub(crate) async fn ask<T: DeserializeOwned>(&mut self, command: &str) -> T {
-        self.tell(command).await;
-        self.answer().await
-    }
-
-    /// Has the pull of a reader begin that was told to block, and waits until its bytes are in flight.
-    pub(crate) async fn begin(&mut self, command: &str) {
-        self.tell(command).await;
-        self.answer::<()>().await;
-    }
-
-    async fn tell(&mut self, command: &str) {
-        let line = format!("{command}\n");
-        self.stdin.write_all(line.as_bytes()).await.expect("it listens");
-    }
-
-    pub(crate) async fn answer<T: DeserializeOwned>(&mut self) -> T {
-        let marked = async {
-            while let Some(line) = self.lines.next_line().await.expect("its output") {
-                if let Some((_, text)) = line.split_once(MARK) {
-                    return from_hex(text);
-                }
-            }
-            panic!("the child ended without a word");
-        };
-        timeout(Duration::from_secs(60), marked)
-            .await
-            .expect("the child answers")
-    }
-
-    /// SIGKILL.
-    pub(crate) fn kill(&mut self) {
-        self.process.start_kill().expect("it runs");
-    }
-
-    /// SIGSTOP, and waits until it stands still.
-    pub(crate) async fn stop(&self) {
-        kill_process(self.pid, Signal::STOP).expect("it runs");
-        let stat = format!("/proc/{}/stat", self.pid);
-        support::until("the child stands still", || {
-            std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
-        })
-        .await;
-    }
-
-    pub(crate) fn go_on(&self) {
-        kill_process(self.pid, Signal::CONT).expect("it runs");
-    }
-
-    /// Waits until it is gone.
-    pub(crate) async fn gone(&mut self) {
-        self.process.wait().await.expect("a child of this process");
-    }
-
-    /// The digest of its writable memory, once nobody else may write it.
-    pub(crate) async fn bytes(&mut self) -> u64 {
-        let limit = Instant::now() + Duration::from_secs(20);
-        loop {
-            if let Some(digest) = self.ask("bytes").await {
-                return digest;
-            }
-            assert!(Instant::now() < limit, "its memory is not given back");
-        }
-    }
-
-    /// Waits until it has so many registrations.
-    pub(crate) async fn registrations_become(&mut self, expected: u64) {
-        let limit = Instant::now() + Duration::from_secs(20);
-        loop {
-            let found: u64 = self.ask("registrations").await;
-            if found == expected {
-                return;
-            }
-            assert!(Instant::now() < limit, "{found} registrations, expected {expected}");
-        }
+    pub(crate) fn reader(&self, dir: &Path) -> Child {
+        self.spawn(READER, dir)
     }
 }
 
-/// Not a test: what a child does. Does nothing where no parent asked for it.
-#[test]
-fn entry() {
-    let Ok(role) = env::var(ROLE) else {
-        return;
-    };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build();
-    runtime.expect("a runtime").block_on(async {
-        let (dir, incarnation) = (env::var_os(DIR), env::var(INCARNATION));
-        let incarnation = incarnation.expect("set by the parent").parse().expect("a UUID");
-        let dir = dir.expect("set by the parent");
-        let end = End::start_as(dir.as_ref(), Incarnation(incarnation)).await;
-        match role.as_str() {
-            "reader" => read(end).await,
-            role => own(end, role == "writable").await,
+/// The digest of an owner's writable memory, once nobody else may write it.
+pub(crate) async fn bytes(owner: &mut Child) -> u64 {
+    let limit = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(digest) = owner.ask("bytes").await {
+            return digest;
         }
-    });
+        assert!(Instant::now() < limit, "its memory is not given back");
+    }
 }
 
-fn say<T: Serialize>(value: &T) {
-    let mut stdout = io::stdout();
-    writeln!(stdout, "\n{MARK}{}", to_hex(value))
-        .and_then(|()| stdout.flush())
-        .expect("the parent reads");
+/// Waits until an owner has so many registrations.
+pub(crate) async fn registrations_become(owner: &mut Child, expected: u64) {
+    let limit = Instant::now() + Duration::from_secs(20);
+    loop {
+        let found: u64 = owner.ask("registrations").await;
+        if found == expected {
+            return;
+        }
+        assert!(Instant::now() < limit, "{found} registrations, expected {expected}");
+    }
 }
 
-async fn own(end: End, writable: bool) {
+/// This process's end, as its parent wants it.
+async fn start() -> End {
+    let incarnation = argument(INCARNATION).parse().expect("a UUID");
+    End::start_as(argument(DIR).as_ref(), Incarnation(incarnation)).await
+}
+
+pub(crate) async fn own(writable: bool) {
+    let end = start().await;
     let serve = move || {
         let mut region: Option<Region> = None;
         let mut memory: Option<Writable> = None;
@@ -249,7 +138,8 @@ async fn own(end: End, writable: bool) {
     tokio::task::spawn_blocking(serve).await.expect("no panic");
 }
 
-async fn read(end: End) {
+pub(crate) async fn read() {
+    let end = start().await;
     let (said, mut lines) = tokio::sync::mpsc::unbounded_channel();
     std::thread::spawn(move || {
         for line in io::stdin().lock().lines() {

@@ -9,8 +9,9 @@ use stagewire_transfer::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::child::{Child, Offer, Options};
+use super::child::{Options, bytes};
 use super::{End, is_here, library};
+use crate::child::{Child, Offer};
 use crate::support;
 
 const MIB: usize = 1 << 20;
@@ -40,7 +41,7 @@ async fn owner(dir: &Path, len: usize, tls: Option<&'static str>, writable: bool
         tls,
         ..Options::default()
     };
-    Child::owner(dir, len, &options).await
+    options.owner(dir, len).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,7 +122,7 @@ async fn pushed_bytes_are_there_once_the_push_is_over() {
         );
         child.ask::<()>("release").await;
         drop(pinned);
-        assert_eq!(child.bytes().await, digest, "over {tls:?}");
+        assert_eq!(bytes(&mut child).await, digest, "over {tls:?}");
     }
 }
 
@@ -171,7 +172,7 @@ async fn another_release_is_refused_and_both_are_named() {
         library: Some(renamed(parent.path(), "1.3.2")),
         ..Options::default()
     };
-    let (_child, (peer, _)) = Child::owner(&dir, MIB, &options).await;
+    let (_child, (peer, _)) = options.owner(&dir, MIB).await;
     let connected = end.nixl.connect(&peer, ConnectOptions::default()).await;
     let error = connected.expect_err("between 1.3 and 1.5 transfers never end");
     assert_eq!(
