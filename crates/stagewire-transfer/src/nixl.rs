@@ -14,6 +14,7 @@
 
 mod agent;
 mod cuda;
+mod heading;
 mod library;
 mod message;
 mod owner;
@@ -47,6 +48,7 @@ use crate::{
     RegisterProblem, Remote, TransferError, TransferOptions, TransferStats, Transport,
 };
 use agent::{Agent, Space, Span};
+use heading::Heading;
 use owner::Owner;
 use reader::NixlPeer;
 use registry::{NotRegistered, Registry};
@@ -106,6 +108,7 @@ pub struct Nixl {
     owner: Arc<Owner>,
     worker: Arc<Worker<Held>>,
     version: NixlVersion,
+    heading: Heading,
     meetings: AtomicU64,
     peers: Mutex<HashMap<Incarnation, Arc<Met>>>,
 }
@@ -144,6 +147,11 @@ impl Nixl {
         };
         let connection = serving.metadata(None);
         let connection = connection.map_err(|error| failed("tell how it is reached", error.to_string()))?;
+        let heading = Heading::of(&connection, &name);
+        let heading = heading.ok_or_else(|| {
+            let problem = format!("its metadata do not carry its name {name:?}");
+            failed("tell how it is reached", problem)
+        })?;
         let worker = Worker::start(moving).map_err(|error| failed("get a thread", error.to_string()))?;
         let registry = Arc::new(Registry::new(serving));
         let owner = Owner::new(registry.clone(), name, version.clone(), connection);
@@ -156,6 +164,7 @@ impl Nixl {
             owner,
             worker: Arc::new(worker),
             version,
+            heading,
             meetings: AtomicU64::new(0),
             peers: Mutex::default(),
         }))
@@ -200,7 +209,8 @@ impl Nixl {
         }
         let meeting = self.meetings.fetch_add(1, Ordering::Relaxed) + 1;
         let process = self.network.host().process();
-        let greeted = NixlPeer::greet(link, self.worker.clone(), meeting, &self.version, process).await?;
+        let (version, heading) = (&self.version, &self.heading);
+        let greeted = NixlPeer::greet(link, self.worker.clone(), meeting, version, heading, process).await?;
         *met = Some(greeted.clone());
         Ok(greeted)
     }

@@ -196,18 +196,16 @@ impl Agent {
         Ok(bytes)
     }
 
-    /// Learns of a peer, or of more memory of one that is known. Gives the name that the peer's agent has.
-    pub(super) fn load(&self, metadata: &[u8]) -> Result<CString, NixlError> {
+    /// Learns of a peer, or of more memory of one that is known, under the name that the metadata carry.
+    pub(super) fn load(&self, metadata: &[u8]) -> Result<(), NixlError> {
         let mut name = ptr::null_mut();
         // SAFETY: the bytes are valid for the call.
         check(unsafe {
             (self.symbols().load_remote_md)(self.raw, metadata.as_ptr().cast(), metadata.len(), &raw mut name)
         })?;
-        // SAFETY: NIXL allocated a C string with malloc and leaves it to the caller.
-        let owned = unsafe { CStr::from_ptr(name) }.to_owned();
-        // SAFETY: as above; used no more.
+        // SAFETY: NIXL allocated the name with malloc and leaves it to the caller.
         unsafe { libc::free(name.cast()) };
-        Ok(owned)
+        Ok(())
     }
 
     /// Forgets a peer, its memory and the connection. No request to it may be in flight.

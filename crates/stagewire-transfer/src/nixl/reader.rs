@@ -12,6 +12,7 @@ use tokio::time::sleep;
 
 use super::agent::Span;
 use super::agent_name;
+use super::heading::Heading;
 use super::message::{Answer, NUMBERS, Part, Question};
 use super::transfer::Held;
 use super::version::NixlVersion;
@@ -40,6 +41,7 @@ pub(super) struct NixlPeer {
     link: Arc<Link>,
     /// What NIXL calls it.
     name: CString,
+    heading: Heading,
     meeting: u64,
     worker: Arc<Worker<Held>>,
     known: Known,
@@ -52,6 +54,7 @@ impl NixlPeer {
         worker: Arc<Worker<Held>>,
         meeting: u64,
         version: &NixlVersion,
+        heading: &Heading,
         process: stagewire_core::ProcessRef,
     ) -> Result<Arc<Self>, ConnectError> {
         let peer = link.peer();
@@ -79,10 +82,14 @@ impl NixlPeer {
         };
         let connection = fetch(&link, |from| Question::Connection { from }, part).await;
         let connection = connection.map_err(|error| error.of_connect(peer))?;
+        heading
+            .check(&connection, &agent_name(peer))
+            .map_err(|other| refused(other.to_string()))?;
         worker.meet(&name, meeting, connection);
         let met = Arc::new(Self {
             link,
             name,
+            heading: heading.clone(),
             meeting,
             worker,
             known: Known::default(),
@@ -130,6 +137,9 @@ impl NixlPeer {
                 format!("it answers with {found:?} for registration {number}"),
             )
         })?;
+        self.heading
+            .check(&metadata, &agent_name(self.link.peer()))
+            .map_err(|other| broken(&self.link, format!("of registration {number}, {other}")))?;
         self.worker.learn(&self.name, number, metadata);
         self.known.learned(number, span);
         Ok((in_use, span))

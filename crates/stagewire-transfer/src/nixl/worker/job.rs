@@ -185,7 +185,7 @@ impl<K> Running<K> {
     }
 
     fn post_next(&mut self, agent: &Agent, peer: &mut Peer<K>) -> Result<(), Fault> {
-        peer.load(agent, &self.job.peer, self.job.remote.number)?;
+        peer.load(agent, self.job.remote.number)?;
         if !self.registered {
             // SAFETY: `held` keeps the memory mapped; it is deregistered before that goes, in `end`.
             unsafe { agent.register(&self.job.local) }.map_err(Fault::nixl("register the memory of this side"))?;

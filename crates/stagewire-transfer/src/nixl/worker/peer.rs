@@ -1,5 +1,5 @@
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 
 use tokio::sync::oneshot;
 
@@ -16,8 +16,8 @@ pub(super) struct Peer<K> {
     meeting: u64,
     connection: Option<Vec<u8>>,
     registrations: HashMap<u64, Vec<u8>>,
-    /// What NIXL calls it, once the connection is loaded.
-    loaded: Option<CString>,
+    /// Whether the connection is.
+    loaded: bool,
     loaded_registrations: HashSet<u64>,
     settling: bool,
     parting: bool,
@@ -31,7 +31,7 @@ impl<K> Default for Peer<K> {
             meeting: 0,
             connection: None,
             registrations: HashMap::new(),
-            loaded: None,
+            loaded: false,
             loaded_registrations: HashSet::new(),
             settling: false,
             parting: false,
@@ -49,7 +49,7 @@ impl<K> Peer<K> {
             self.meeting = meeting;
             self.registrations.clear();
             self.connection = Some(connection);
-            self.settling |= self.loaded.is_some();
+            self.settling |= self.loaded;
         }
     }
 
@@ -98,21 +98,15 @@ impl<K> Peer<K> {
     }
 
     /// Has NIXL load what a request to this registration needs.
-    pub(super) fn load(&mut self, agent: &Agent, name: &CStr, number: u64) -> Result<(), Fault> {
+    pub(super) fn load(&mut self, agent: &Agent, number: u64) -> Result<(), Fault> {
         let load = |metadata: &[u8]| {
-            let loaded = agent.load(metadata).map_err(|error| Fault::Nixl {
-                what: "load the metadata of the peer",
-                error,
-            })?;
-            if *loaded == *name {
-                Ok(loaded)
-            } else {
-                Err(Fault::OfAnother { found: loaded })
-            }
+            let loaded = agent.load(metadata);
+            loaded.map_err(Fault::nixl("load the metadata of the peer"))
         };
-        if self.loaded.is_none() {
+        if !self.loaded {
             let connection = self.connection.as_ref().ok_or(Fault::NotLoaded)?;
-            self.loaded = Some(load(connection)?);
+            load(connection)?;
+            self.loaded = true;
         }
         if !self.loaded_registrations.contains(&number) {
             let metadata = self.registrations.get(&number).ok_or(Fault::NotLoaded)?;
@@ -124,7 +118,7 @@ impl<K> Peer<K> {
 
     /// Has NIXL forget the peer, to which nothing may be in flight.
     pub(super) fn settle(&mut self, name: &CStr, agent: &Agent) {
-        if self.loaded.take().is_some()
+        if std::mem::take(&mut self.loaded)
             && let Err(error) = agent.forget(name)
         {
             // It has forgotten it by itself, after an error of the connection.
