@@ -16,14 +16,16 @@ pub(crate) use shared::Shared;
 
 use crate::link::Links;
 use crate::live::{Gone, Live, Table};
+use crate::mode::{self, ModeCounters, NoWay};
 use crate::pages::{Offer, Pages};
+use crate::publish::settle::{Plan, Settling};
 use crate::put::{self, Put};
 use crate::release;
 use crate::serve::{self, Holder};
 use crate::wire::Me;
 use crate::{
-    ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec, PutError, ReleaseError,
-    StartError,
+    ConsumeError, ConsumeOptions, Consumer, Mode, ModeReason, Owner, Publication, PublishError, PublishSpec, PutError,
+    ReleaseError, StartError,
 };
 
 /// Publishes payloads of this process and consumes those of others.
@@ -119,6 +121,7 @@ impl Connector {
             closed: watch::Sender::new(false),
             consumers: Arc::default(),
             staged: Arc::default(),
+            modes: ModeCounters::default(),
         });
         Ok(Arc::new(Self { shared }))
     }
@@ -172,12 +175,7 @@ impl Connector {
         if shared.is_closed() {
             return Err(PublishError::Closed { request: spec.request });
         }
-        if let Owner::Lease(lease) = spec.owner
-            && let Some(why) = unfit(lease)
-        {
-            let request = spec.request;
-            return Err(PublishError::Lease { request, lease, why });
-        }
+        let (mode, reason) = self.decide(&spec)?;
         let offer = Offer {
             arena: shared.host.arena(),
             shm: shared.shm.as_ref(),
@@ -191,20 +189,48 @@ impl Connector {
             request: spec.request,
             stage: shared.role.clone(),
             manifest: spec.manifest,
-            mode: TransferMode::P2p,
+            mode,
             holder: shared.peer.clone(),
             capability: Capability::from_random(rand::random()),
             regions,
         };
         let request = handle.request.clone();
         let live = Live::new(handle, spec.owner, Arc::new(pages));
-        let publication = shared.hold(live, spec.deadline).expect("the id of the payload is new");
+        let settling = Settling::new(mode, reason);
+        let publication = shared.hold_while(live, spec.deadline, Arc::clone(&settling));
+        let publication = publication.expect("the id of the payload is new");
+        shared.modes.add(mode, reason);
+        let plan = match (mode, spec.mode, spec.consumer) {
+            (TransferMode::Store, ..) => Plan::Store,
+            (TransferMode::P2p, Mode::Auto, Some(consumer)) => Plan::StoreWithout(consumer),
+            _ => Plan::Stay,
+        };
+        settling.begin(shared, publication.live(), plan, spec.store_within);
         if shared.is_closed() {
             // It closed meanwhile, and may not have seen this payload.
             self.release(publication.handle().payload);
             return Err(PublishError::Closed { request });
         }
         Ok(publication)
+    }
+
+    fn decide(&self, spec: &PublishSpec) -> Result<(TransferMode, ModeReason), PublishError> {
+        let request = || spec.request.clone();
+        if let Owner::Lease(lease @ Lease::Ttl(Duration::ZERO)) = spec.owner {
+            let why = "has ended before it begins; give it more time";
+            let request = request();
+            return Err(PublishError::Lease { request, lease, why });
+        }
+        let alive = spec.consumer.as_ref().map(shared::is_alive);
+        let store = spec.mode != Mode::P2p && self.shared.store().is_some();
+        mode::decide(spec.mode, spec.owner, alive, store).map_err(|no_way| match no_way {
+            NoWay::NoStore => PublishError::NoStore { request: request() },
+            NoWay::StoresOnly => PublishError::Lease {
+                request: request(),
+                lease: Lease::Cached,
+                why: "is kept by stores only; publish it to a store",
+            },
+        })
     }
 
     /// Moves a payload of this process into the store: the store pulls every chunk, becomes the holder, and the
@@ -274,6 +300,7 @@ impl Connector {
             failed: table.failed.load(Ordering::Relaxed),
             claims_refused: table.claims_refused.load(Ordering::Relaxed),
             consumers: shared.consumers.load(Ordering::Relaxed),
+            modes: shared.modes.counts(),
             links: shared.links.open(),
             staged_bytes: shared.staged.load(Ordering::Relaxed),
             host: shared.host.stats(),
@@ -292,15 +319,6 @@ impl Connector {
 
     pub(crate) const fn shared(&self) -> &Arc<Shared> {
         &self.shared
-    }
-}
-
-/// Why this process cannot hold a payload of this lease.
-const fn unfit(lease: Lease) -> Option<&'static str> {
-    match lease {
-        Lease::Cached => Some("is kept by stores only; publish it to a store"),
-        Lease::Ttl(ttl) if ttl.is_zero() => Some("has ended before it begins; give it more time"),
-        _ => None,
     }
 }
 

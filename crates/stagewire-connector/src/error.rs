@@ -72,6 +72,8 @@ pub enum PublishError {
         lease: Lease,
         why: &'static str,
     },
+    #[error("request {request:?}: it is to go to a store, and there is none; start one, or publish with mode p2p")]
+    NoStore { request: String },
     #[error("request {request:?}: chunk {chunk} does not exist, the payload has {chunks}")]
     NoSuchChunk { request: String, chunk: u32, chunks: u32 },
     #[error("request {request:?}: chunk {chunk} cannot be shown, the payload has ended: {end}")]
@@ -94,6 +96,7 @@ impl Classify for PublishError {
             | Self::NoSuchChunk { .. } => ErrorClass::Invalid,
             Self::Arena { source, .. } => source.class(),
             Self::Register { source, .. } => source.class(),
+            Self::NoStore { .. } => ErrorClass::Unsupported,
             Self::Ended { .. } => ErrorClass::Conflict,
             Self::Closed { .. } => ErrorClass::Cancelled,
         }
@@ -106,6 +109,7 @@ impl Classify for PublishError {
             Self::Arena { source, .. } => source.reason(),
             Self::Register { source, .. } => source.reason(),
             Self::Lease { .. } => "payload.lease",
+            Self::NoStore { .. } => "store.none",
             Self::NoSuchChunk { .. } => "payload.chunks",
             Self::Ended { .. } => "publish.ended",
             Self::Closed { .. } => "connector.closed",
@@ -122,6 +126,8 @@ pub enum PutError {
         "payload {payload} cannot go to a store: this connector knows none; start one, and tell the connector where it is"
     )]
     NoStore { payload: PayloadId },
+    #[error("payload {payload} was given up before it was in the store")]
+    Cancelled { payload: PayloadId },
     #[error("this process does not hold payload {payload}")]
     NotHeld { payload: PayloadId },
     #[error("payload {payload}: the store cannot be talked to")]
@@ -141,6 +147,7 @@ impl Classify for PutError {
         match self {
             Self::NoStore { .. } => ErrorClass::Unsupported,
             Self::NotHeld { .. } => ErrorClass::NotFound,
+            Self::Cancelled { .. } => ErrorClass::Cancelled,
             Self::Link { source, .. } => source.class(),
             Self::StoreLost { .. } => ErrorClass::Unavailable,
             Self::Deadline { .. } => ErrorClass::Deadline,
@@ -153,6 +160,7 @@ impl Classify for PutError {
         match self {
             Self::NoStore { .. } => "store.none",
             Self::NotHeld { .. } => "payload.gone",
+            Self::Cancelled { .. } => "publish.cancelled",
             Self::Link { source, .. } => source.reason(),
             Self::StoreLost { .. } => "store.lost",
             Self::Deadline { .. } => "store.deadline",

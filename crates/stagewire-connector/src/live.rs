@@ -223,6 +223,18 @@ impl Table {
         lock(&self.inner).live.get(&payload).cloned()
     }
 
+    /// Whether this very payload is held.
+    pub(crate) fn has(&self, live: &Arc<Live>) -> bool {
+        let inner = lock(&self.inner);
+        let held = inner.live.get(&live.handle.payload);
+        held.is_some_and(|held| Arc::ptr_eq(held, live))
+    }
+
+    /// Why a payload is gone, where that is remembered.
+    pub(crate) fn gone(&self, payload: PayloadId) -> Option<Gone> {
+        lock(&self.inner).gone.get(payload).cloned()
+    }
+
     pub(crate) fn ids(&self) -> Vec<PayloadId> {
         lock(&self.inner).live.keys().copied().collect()
     }

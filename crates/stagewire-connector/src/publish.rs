@@ -1,12 +1,15 @@
+pub(crate) mod settle;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{ErrorClass, Failure, Handle, Manifest, PayloadPhase};
+use settle::{Outcome, Settling};
+use stagewire_core::{ErrorClass, Failure, Handle, Manifest, PayloadPhase, Peer, TransferMode};
 
 use crate::connector::Shared;
 use crate::live::Live;
 use crate::wire::End;
-use crate::{Owner, PublishError};
+use crate::{Mode, ModeReason, Owner, PublishError, PutError};
 
 /// What is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,13 +23,22 @@ pub struct PublishSpec {
     /// Longest life without having been consumed or released; then the payload expires and is counted. A time to live
     /// is not extended by it.
     pub deadline: Option<Duration>,
+    /// How it is to get to its consumer.
+    pub mode: Mode,
+    /// Who is to consume it, where that is known: then [`Mode::Auto`] can leave it in this process's memory.
+    pub consumer: Option<Peer>,
+    /// How long the store may take to make room and to pull.
+    pub store_within: Duration,
 }
 
 impl PublishSpec {
     /// How long a payload waits for its consumer where that one is to delete it: 10 minutes.
     pub const UNCONSUMED: Duration = Duration::from_secs(600);
 
-    /// A payload with the usual deadline: [`Self::UNCONSUMED`] where its consumer is to delete it, its time to live, else
+    /// How long a store may take where the producer says nothing else: 30 s.
+    pub const STORE_WITHIN: Duration = Duration::from_secs(30);
+
+    /// A payload that stays in this process's memory, with the usual deadline: [`Self::UNCONSUMED`] where its consumer is to delete it, its time to live, else
     /// none.
     pub fn new(request: impl Into<String>, manifest: Manifest, owner: impl Into<Owner>) -> Self {
         let owner = owner.into();
@@ -35,6 +47,9 @@ impl PublishSpec {
             manifest,
             owner,
             deadline: owner.usual_deadline(),
+            mode: Mode::P2p,
+            consumer: None,
+            store_within: Self::STORE_WITHIN,
         }
     }
 }
@@ -48,14 +63,16 @@ impl PublishSpec {
 pub struct Publication {
     shared: Arc<Shared>,
     live: Arc<Live>,
+    settling: Arc<Settling>,
 }
 
 impl Publication {
-    pub(crate) fn new(shared: Arc<Shared>, live: Arc<Live>) -> Self {
-        Self { shared, live }
+    pub(crate) fn new(shared: Arc<Shared>, live: Arc<Live>, settling: Arc<Settling>) -> Self {
+        Self { shared, live, settling }
     }
 
-    /// What the consumer needs; it may be handed over at once, before any chunk is ready.
+    /// What the consumer needs; it may be handed over at once, before any chunk is ready. It stays good wherever the
+    /// payload goes.
     pub fn handle(&self) -> &Handle {
         self.live.handle()
     }
@@ -89,6 +106,46 @@ impl Publication {
             chunk: index,
             end,
         })
+    }
+
+    /// Which way the payload goes, as the handle says, too.
+    pub fn mode(&self) -> TransferMode {
+        self.settling.mode
+    }
+
+    /// Why it goes that way.
+    pub fn mode_reason(&self) -> ModeReason {
+        self.settling.reason
+    }
+
+    /// Waits until the payload is where it is to be, and returns the handle that leads straight there: in the store, which
+    /// has every byte and needs the producer no more; or in this process, with room reserved in the store where there may
+    /// be need for it.
+    ///
+    /// # Errors
+    /// [`PutError`]: the store has no room in time, is gone, or the publication was cancelled. A payload that was to go to
+    /// the store has ended then, and its consumers are told this reason.
+    ///
+    /// # Cancel safety
+    /// Safe; [`Publication::cancel`] is what gives up.
+    pub async fn settled(&self) -> Result<Handle, Arc<PutError>> {
+        self.settling.settled().await
+    }
+
+    /// What [`Publication::settled`] would return at once; `None` while it would wait.
+    pub fn outcome(&self) -> Option<Result<Handle, Arc<PutError>>> {
+        let outcome: Option<Outcome> = self.settling.outcome();
+        outcome
+    }
+
+    /// Gives up a publication that is not settled: the payload ends, and so does its way into the store. Returns whether
+    /// that was possible.
+    pub fn cancel(&self) -> bool {
+        self.settling.cancel(&self.shared, &self.live)
+    }
+
+    pub(crate) const fn live(&self) -> &Arc<Live> {
+        &self.live
     }
 
     pub(crate) fn seal(&self) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::{SinkExt, StreamExt};
-use stagewire_core::{ByteCount, Capability, Classify, Failure, Handle, PayloadId, RegionRef, Token};
+use stagewire_core::{ByteCount, Capability, Classify, Failure, Handle, RegionRef, Token};
 use stagewire_store::Reservation;
 use stagewire_transfer::ProcessWatch;
 use tokio::net::unix::OwnedWriteHalf;

@@ -3,6 +3,8 @@ use std::path::PathBuf;
 use stagewire_core::{ByteCount, Peer, StageName};
 use stagewire_transfer::{HostStats, NetworkOptions};
 
+use crate::ModeCount;
+
 /// How memory outside the arena is offered to consumers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Borrowing {
@@ -70,6 +72,8 @@ pub struct ConnectorStats {
     pub claims_refused: u64,
     /// Consumers that exist.
     pub consumers: u64,
+    /// Payloads by the way they went, and why; those that fell back to the store count there once more.
+    pub modes: Vec<ModeCount>,
     /// Connections to holders of payloads.
     pub links: u64,
     /// Bytes ever copied into the arena because they could not be read where they were.

@@ -5,15 +5,17 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use stagewire_core::{Peer, StageName};
-use stagewire_transfer::{Host, Network, SocketFile, Transport};
+use stagewire_transfer::{Host, Network, ProcessWatch, SocketFile, Transport};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::link::Links;
 use crate::live::{Gone, Live, Table};
+use crate::mode::ModeCounters;
+use crate::publish::settle::Settling;
 use crate::serve::Holder;
 use crate::wire::End;
-use crate::{Borrowing, Publication, store_file};
+use crate::{Borrowing, ModeReason, Publication, store_file};
 
 /// What a connector and everything that came from it have in common.
 pub(crate) struct Shared {
@@ -35,6 +37,7 @@ pub(crate) struct Shared {
     pub(super) closed: watch::Sender<bool>,
     pub(super) consumers: Arc<AtomicU64>,
     pub(super) staged: Arc<AtomicU64>,
+    pub(super) modes: ModeCounters,
 }
 
 impl fmt::Debug for Shared {
@@ -70,6 +73,10 @@ impl Shared {
         &self.runtime
     }
 
+    pub(crate) const fn modes(&self) -> &ModeCounters {
+        &self.modes
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         *self.closed.borrow()
     }
@@ -80,9 +87,11 @@ impl Shared {
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
-    /// Who keeps payloads: who was named, else the store of the run directory.
+    /// Who keeps payloads: who was named, else the store of the run directory, the first that is alive.
     pub(crate) fn store(&self) -> Option<Peer> {
-        self.stores_of_run_dir().next()
+        let mut stores = self.stores_of_run_dir().peekable();
+        let first = stores.peek().cloned();
+        stores.find(is_alive).or(first)
     }
 
     /// Every store that this process knows of, alive or not.
@@ -107,8 +116,20 @@ impl Shared {
 
     /// Takes a payload in, and lets it expire; `None` where one of its id is held already.
     pub(crate) fn hold(self: &Arc<Self>, live: Live, deadline: Option<Duration>) -> Option<Publication> {
+        let settling = Settling::new(live.handle().mode, ModeReason::Requested);
+        settling.stay(&live);
+        self.hold_while(live, deadline, settling)
+    }
+
+    /// As [`Shared::hold`], for a payload that is still to go somewhere.
+    pub(crate) fn hold_while(
+        self: &Arc<Self>,
+        live: Live,
+        deadline: Option<Duration>,
+        settling: Arc<Settling>,
+    ) -> Option<Publication> {
         let live = self.table().insert(live)?;
-        let publication = Publication::new(Arc::clone(self), Arc::clone(&live));
+        let publication = Publication::new(Arc::clone(self), Arc::clone(&live), settling);
         if let Some(deadline) = live.owner().life(deadline) {
             live.expire_in(deadline);
             let (table, payload) = (Arc::clone(self.table()), live.handle().payload);
@@ -140,4 +161,10 @@ impl Shared {
         store_file::withdraw(&self.run_dir, &self.peer);
         true
     }
+}
+
+/// Whether the process of a peer of this host lives, for all that the kernel says.
+pub(crate) fn is_alive(peer: &Peer) -> bool {
+    let gone = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+    !ProcessWatch::open(peer.process).is_err_and(|error| gone(&error))
 }

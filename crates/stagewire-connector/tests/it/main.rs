@@ -6,6 +6,7 @@ mod chunks;
 mod death;
 mod fake;
 mod leases;
+mod modes;
 mod moved;
 mod owners;
 mod protocol;

@@ -1,0 +1,225 @@
+//! What goes on after `publish` has returned: the way into the store, and the watch over the consumer.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use stagewire_core::{Classify, ErrorClass, Handle, Peer, TransferMode};
+use stagewire_transfer::ProcessWatch;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::connector::Shared;
+use crate::link::Reserved;
+use crate::live::{Gone, Live};
+use crate::put::{self, Put};
+use crate::release;
+use crate::wire::End;
+use crate::{ModeReason, PutError};
+
+/// Pause before a store that could not be reached is asked again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How a publication came out: where the payload is now.
+pub(super) type Outcome = Result<Handle, Arc<PutError>>;
+
+/// Follows a payload until it is where it is to be.
+#[derive(Debug)]
+pub(crate) struct Settling {
+    pub(super) mode: TransferMode,
+    pub(super) reason: ModeReason,
+    outcome: watch::Sender<Option<Outcome>>,
+    task: Mutex<Option<AbortHandle>>,
+}
+
+/// What is still to be done for a payload.
+#[derive(Debug)]
+pub(crate) enum Plan {
+    /// It stays where it is.
+    Stay,
+    /// It goes to the store as soon as it is complete.
+    Store,
+    /// It goes there when this process ends before the payload does.
+    StoreWithout(Peer),
+}
+
+impl Settling {
+    pub(crate) fn new(mode: TransferMode, reason: ModeReason) -> Arc<Self> {
+        Arc::new(Self {
+            mode,
+            reason,
+            outcome: watch::Sender::new(None),
+            task: Mutex::default(),
+        })
+    }
+
+    /// It is where it is to be.
+    pub(crate) fn stay(&self, live: &Live) {
+        self.settle(Ok(live.handle().clone()));
+    }
+
+    /// Begins. `wait` bounds how long the store may take.
+    pub(crate) fn begin(self: &Arc<Self>, shared: &Arc<Shared>, live: &Arc<Live>, plan: Plan, wait: Duration) {
+        let (shared, live, settling) = (Arc::clone(shared), Arc::clone(live), Arc::clone(self));
+        let runtime = shared.runtime().clone();
+        let task = match plan {
+            Plan::Stay => return self.stay(&live),
+            Plan::Store => runtime.spawn(async move { settling.store(&shared, &live, wait).await }),
+            Plan::StoreWithout(consumer) => {
+                runtime.spawn(async move { settling.guard(&shared, &live, &consumer, wait).await })
+            }
+        };
+        *self.lock() = Some(task.abort_handle());
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<AbortHandle>> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first outcome stays. Returns whether this is it.
+    fn settle(&self, outcome: Outcome) -> bool {
+        self.outcome.send_if_modified(|current| {
+            let first = current.is_none();
+            if first {
+                *current = Some(outcome);
+            }
+            first
+        })
+    }
+
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        self.outcome.borrow().clone()
+    }
+
+    pub(super) async fn settled(&self) -> Outcome {
+        let mut outcomes = self.outcome.subscribe();
+        loop {
+            if let Some(outcome) = outcomes.borrow_and_update().clone() {
+                return outcome;
+            }
+            // The sender is in `self`.
+            let _ = outcomes.changed().await;
+        }
+    }
+
+    /// Gives up, unless it is settled. The payload ends, here and in a store that may just have taken it.
+    pub(super) fn cancel(&self, shared: &Arc<Shared>, live: &Arc<Live>) -> bool {
+        let payload = live.handle().payload;
+        if !self.settle(Err(Arc::new(PutError::Cancelled { payload }))) {
+            return false;
+        }
+        if let Some(task) = self.lock().take() {
+            task.abort();
+        }
+        shared.table().release_this(live, Gone::Released);
+        let (shared, handle) = (Arc::clone(shared), live.handle().clone());
+        let runtime = shared.runtime().clone();
+        runtime.spawn(async move {
+            if let Err(error) = release::release(&shared, &handle).await {
+                tracing::warn!(%error, "a store may keep a payload that was cancelled");
+            }
+        });
+        true
+    }
+
+    /// Has the store take the payload once it is complete.
+    async fn store(&self, shared: &Arc<Shared>, live: &Arc<Live>, wait: Duration) {
+        sealed(live).await;
+        let outcome = move_to_store(shared, live, wait, None).await;
+        if let Err(error) = &outcome {
+            // Nobody else would end it, and consumers are told why it is gone.
+            shared.table().release_this(live, Gone::Failed(error.to_failure()));
+        }
+        self.settle(outcome.map_err(Arc::new));
+    }
+
+    /// Keeps room in the store, and moves the payload there when its consumer ends before it does.
+    async fn guard(&self, shared: &Arc<Shared>, live: &Arc<Live>, consumer: &Peer, wait: Duration) {
+        let reserved = match shared.store() {
+            Some(_) => match put::reserve(shared, live, wait).await {
+                Ok(reserved) => Some(reserved),
+                Err(error) => {
+                    self.settle(Err(Arc::new(error)));
+                    None
+                }
+            },
+            None => None,
+        };
+        self.settle(Ok(live.handle().clone()));
+        let Ok(process) = ProcessWatch::open(consumer.process) else {
+            return self.fall_back(shared, live, wait, reserved).await;
+        };
+        tokio::select! {
+            () = ended(live) => {}
+            () = process.died() => self.fall_back(shared, live, wait, reserved).await,
+        }
+    }
+
+    async fn fall_back(&self, shared: &Arc<Shared>, live: &Arc<Live>, wait: Duration, reserved: Option<Reserved>) {
+        sealed(live).await;
+        let payload = live.handle().payload;
+        match move_to_store(shared, live, wait, reserved).await {
+            Ok(_) => {
+                tracing::info!(%payload, "the consumer was lost; the payload went to the store");
+                shared.modes().add(TransferMode::Store, ModeReason::ConsumerLost);
+            }
+            // It stays here, for as long as its lease says.
+            Err(error) => {
+                tracing::warn!(%payload, %error, "the consumer was lost, and the store has not taken its payload")
+            }
+        }
+    }
+}
+
+/// Waits until every chunk is there, or none comes any more.
+async fn sealed(live: &Live) {
+    // The sender is in `live`.
+    let _ = live.subscribe().wait_for(|state| state.end.is_some()).await;
+}
+
+/// Waits until nobody can consume the payload here any more.
+async fn ended(live: &Live) {
+    let over = |end: &Option<End>| matches!(end, Some(End::Released | End::Failed(_)));
+    let _ = live.subscribe().wait_for(|state| over(&state.end)).await;
+}
+
+/// Puts until the store has the payload, it ends otherwise, or the time is over. A store that is starting anew is waited
+/// for, and so is a consumer that has the payload in its hands.
+async fn move_to_store(
+    shared: &Arc<Shared>,
+    live: &Arc<Live>,
+    wait: Duration,
+    mut reserved: Option<Reserved>,
+) -> Result<Handle, PutError> {
+    let begin = Instant::now();
+    loop {
+        let put = Put {
+            token: None,
+            wait: wait.saturating_sub(begin.elapsed()),
+            reserved: reserved.take(),
+        };
+        let error = match put::put(shared, live, put).await {
+            Ok(stored) => return Ok(stored),
+            Err(error) => error,
+        };
+        let payload = live.handle().payload;
+        if !shared.table().has(live) {
+            return match shared.table().gone(payload) {
+                Some(Gone::Consumed) => Ok(live.handle().clone()),
+                _ => Err(error),
+            };
+        }
+        let left = wait.saturating_sub(begin.elapsed());
+        let claimed = matches!(&error, PutError::Refused { failure, .. } if failure.reason == "payload.claimed");
+        if claimed {
+            tokio::select! {
+                () = live.unclaimed() => {}
+                () = ended(live) => {}
+            }
+        } else if error.class() == ErrorClass::Unavailable && !left.is_zero() {
+            tokio::time::sleep(PAUSE.min(left)).await;
+        } else {
+            return Err(error);
+        }
+    }
+}
