@@ -165,7 +165,7 @@ impl Settling {
             }
             // It stays here, for as long as its lease says.
             Err(error) => {
-                tracing::warn!(%payload, %error, "the consumer was lost, and the store has not taken its payload")
+                tracing::warn!(%payload, %error, "the consumer was lost, and the store has not taken its payload");
             }
         }
     }

@@ -62,6 +62,7 @@ async fn the_next_chunk_comes_while_one_is_in_use() {
     }
 }
 
+#[expect(clippy::print_stderr, reason = "a visible skip")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_whole_payload_that_is_there_is_one_pull() {
     for (bundle, transport) in [(narrow(), "shm"), (narrow().borrowed(), "cma")] {
