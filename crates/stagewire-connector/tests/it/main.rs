@@ -8,6 +8,7 @@ mod fake;
 mod leases;
 mod modes;
 mod moved;
+mod open;
 mod owners;
 mod protocol;
 mod second;

@@ -244,7 +244,7 @@ async fn pull_what_changes(pin: u64) {
     let (memory, stop) = (hold.memory().clone(), Arc::new(AtomicBool::new(false)));
     let stopped = stop.clone();
     let writer = std::thread::spawn(move || {
-        for round in 0_u8.. {
+        for round in (0..=u8::MAX).cycle() {
             if stopped.load(Ordering::Relaxed) {
                 return;
             }
