@@ -18,8 +18,11 @@ mod error;
 mod handle;
 mod payload;
 mod pending;
+mod placed;
 mod reaper;
+mod runs;
 mod runtime;
+mod segments;
 mod store;
 mod tensor;
 mod worker;
@@ -44,6 +47,14 @@ mod _native {
     use super::handle::Handle;
     #[pymodule_export]
     use super::pending::Pending;
+    #[pymodule_export]
+    use super::placed::{describe_payload, payload_place, payload_runs, place_payload};
+    #[pymodule_export]
+    use super::reaper::end_reaping;
+    #[pymodule_export]
+    use super::runs::{run_digest, run_gather, run_rows, run_scatter};
+    #[pymodule_export]
+    use super::segments::Segments;
     #[pymodule_export]
     use super::store::HostStore;
     #[pymodule_export]
@@ -75,6 +86,8 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let end = module.getattr("end_reaping")?;
+        module.py().import("atexit")?.call_method1("register", (end,))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

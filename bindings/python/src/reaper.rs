@@ -1,29 +1,54 @@
 //! Gives memory back to the Python objects that lent it.
 //!
 //! That needs the GIL, and the last user of the memory may be a thread of the runtime, which must never wait for the
-//! GIL: grants are renewed there. So one thread of its own does it.
+//! GIL: grants are renewed there. So one thread of its own does it, until the interpreter ends: what comes later is kept,
+//! since there is nobody to give it to.
 
 use std::any::Any;
 use std::sync::OnceLock;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 
-use pyo3::Python;
+use pyo3::prelude::*;
 
 type Loan = Box<dyn Any + Send>;
 
-static REAPER: OnceLock<Sender<Loan>> = OnceLock::new();
+enum Message {
+    Loan(Loan),
+    /// Answered once everything before it was given back.
+    Last(SyncSender<()>),
+}
+
+static REAPER: OnceLock<Sender<Message>> = OnceLock::new();
+
+/// Whether the interpreter is about to end. A thread that asks for the GIL after that may take the process down.
+static ENDED: AtomicBool = AtomicBool::new(false);
 
 /// Drops `loan` soon, with the GIL held; never, where the interpreter is gone.
 pub(crate) fn give_back(loan: Loan) {
+    if ENDED.load(Ordering::Acquire) {
+        std::mem::forget(loan);
+        return;
+    }
     let sender = REAPER.get_or_init(|| {
-        let (sender, receiver) = channel::<Loan>();
+        let (sender, receiver) = channel::<Message>();
         let reap = move || {
-            while let Ok(loan) = receiver.recv() {
-                let mut loans = vec![loan];
-                loans.extend(receiver.try_iter());
+            while let Ok(message) = receiver.recv() {
+                let (mut loans, mut last) = (Vec::new(), None);
+                for message in std::iter::once(message).chain(receiver.try_iter()) {
+                    match message {
+                        Message::Loan(loan) => loans.push(loan),
+                        Message::Last(answer) => last = Some(answer),
+                    }
+                }
                 if Python::try_attach(|_| loans.clear()).is_none() {
                     // The interpreter is shutting down: what it lent must not be touched any more.
                     std::mem::forget(loans);
+                }
+                if let Some(answer) = last {
+                    // Whoever asked may have stopped waiting.
+                    let _ = answer.send(());
+                    return receiver.into_iter().for_each(std::mem::forget);
                 }
             }
         };
@@ -33,8 +58,20 @@ pub(crate) fn give_back(loan: Loan) {
             .spawn(reap);
         sender
     });
-    if let Err(unsent) = sender.send(loan) {
+    if let Err(unsent) = sender.send(Message::Loan(loan)) {
         std::mem::forget(unsent.0);
+    }
+}
+
+/// Gives back what is waiting, and nothing any more after that. Python calls it before it ends.
+#[pyfunction]
+pub(crate) fn end_reaping(py: Python<'_>) {
+    ENDED.store(true, Ordering::Release);
+    let Some(reaper) = REAPER.get() else { return };
+    let (answer, given_back) = sync_channel(1);
+    if reaper.send(Message::Last(answer)).is_ok() {
+        // An error means that there is no such thread.
+        let _ = py.detach(move || given_back.recv());
     }
 }
 

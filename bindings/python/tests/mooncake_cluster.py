@@ -1,0 +1,161 @@
+"""A real Mooncake Store for tests: the wheel's master, and processes that lend memory, write and read."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import peers
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+
+
+def need_store() -> None:
+    """Skips the test where the wheel, or a library that it needs, is missing."""
+    peers.need_mooncake()
+    try:
+        importlib.import_module("mooncake.store")
+    except ImportError as error:
+        pytest.skip(f"the store of Mooncake's wheel in {peers.FOLDER} cannot be used: {error}")
+
+
+def until(what: str, condition: Callable[[], bool], within: float = 20.0) -> None:
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"not within {within} s: {what}"
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class Master:
+    """`mooncake_master` in a process of its own."""
+
+    def __init__(self, *flags: str) -> None:
+        need_store()
+        package = importlib.util.find_spec("mooncake")
+        assert package is not None
+        assert package.submodule_search_locations
+        self._program = Path(package.submodule_search_locations[0]) / "mooncake_master"
+        self._flags = flags
+        self.port, self._admin = free_port(), free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [
+                self._program,
+                f"--rpc_port={self.port}",
+                "--rpc_address=127.0.0.1",
+                f"--metrics_port={self._admin}",
+                "--metrics_host=127.0.0.1",
+                "--enable_http_metadata_server=false",
+                "--logtostderr=1",
+                *self._flags,
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        def listens() -> bool:
+            assert self.process.poll() is None, "the master ended"
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                return True
+            return False
+
+        until("the master listens", listens)
+
+    def metric(self, name: str) -> int:
+        """A number that the master publishes."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}/metrics") as answer:
+            for line in answer.read().decode().splitlines():
+                found, _, value = line.partition(" ")
+                if found == name:
+                    return int(value)
+        raise AssertionError(f"the master has no {name}")
+
+    def is_empty(self) -> bool:
+        """Whether nothing is in the store, finished or not."""
+        return self.metric("master_key_count") == self.metric("master_allocated_bytes") == 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.kill()
+
+
+class Child:
+    """`mooncake_store_peer.py` in a process of its own: a client, which lends memory where it is told to."""
+
+    def __init__(self, master: str, **options: Any) -> None:
+        environment = os.environ | {"STAGEWIRE_PEERS": str(peers.FOLDER), "PYTHONPATH": os.pathsep.join(sys.path)}
+        script = Path(__file__).with_name("mooncake_store_peer.py")
+        self.process = subprocess.Popen(
+            [sys.executable, script, json.dumps({"master": master, **options})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self.answer() == "ready"
+
+    def tell(self, command: str, *arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([command, arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("@@"):
+                return json.loads(line[2:])
+        raise AssertionError("the child ended without a word")
+
+    def ask(self, command: str, *arguments: Any) -> Any:
+        self.tell(command, *arguments)
+        return self.answer()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        until("the child stands still", lambda: ") T " in stat.read_text())
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.kill()
