@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 35] = [
+const OTHER: [&str; 36] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -62,6 +62,7 @@ const OTHER: [&str; 35] = [
     "offer.answer",
     "offer.token",
     "page.css",
+    "payload.id",
     "peers.py",
     "refused.failure",
     "refused.token",
@@ -70,7 +71,7 @@ const OTHER: [&str; 35] = [
     "stagewire.errors",
     "stagewire.toml",
     "stagewire.worker",
-    "store.peer",
+    "store.addr",
     "timeline.html",
     "token.job",
     "worker.away",

@@ -4,11 +4,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
-use stagewire_connector::{Borrowing, ConnectorOptions, ConsumeOptions};
-use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, PayloadId, StageName, TensorSpec};
+use pyo3::types::{PyBytes, PyDict};
+use stagewire_connector::{Borrowing, ConnectorOptions, ConsumeOptions, Mode, PublishSpec};
+use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, Peer, StageName, TensorSpec};
 
 use crate::arena::Allocations;
 use crate::consumer::{self, Consumer};
@@ -18,6 +17,9 @@ use crate::payload::{self, Description, Entries};
 use crate::pending::Pending;
 use crate::runtime::{runtime, wait};
 use crate::tensor::{Memory, Tensor};
+
+/// Mode, address of the consumer where that is known, and seconds that a store may take.
+type Way<'a> = (&'a str, Option<&'a [u8]>, f64);
 
 /// Publishes payloads of this process and consumes those of others.
 #[pyclass(module = "stagewire._native", frozen)]
@@ -29,12 +31,22 @@ pub(crate) struct Connector {
 #[pymethods]
 impl Connector {
     #[new]
-    #[pyo3(signature = (run_dir, role, *, arena_bytes, borrow=true))]
-    fn new(py: Python<'_>, run_dir: std::path::PathBuf, role: &str, arena_bytes: u64, borrow: bool) -> PyResult<Self> {
+    #[pyo3(signature = (run_dir, role, *, arena_bytes, transport="auto"))]
+    fn new(
+        py: Python<'_>,
+        run_dir: std::path::PathBuf,
+        role: &str,
+        arena_bytes: u64,
+        transport: &str,
+    ) -> PyResult<Self> {
         let role = StageName::new(role).map_err(|error| invalid(py, "stage.name", error.to_string()))?;
         let options = ConnectorOptions {
             arena_limit: ByteCount(arena_bytes),
-            borrow: if borrow { Borrowing::Auto } else { Borrowing::Never },
+            borrow: match transport {
+                "shm" => Borrowing::Never,
+                "tcp" => Borrowing::Tcp,
+                _ => Borrowing::Auto,
+            },
             ..ConnectorOptions::new(run_dir, role)
         };
         let inner =
@@ -61,7 +73,7 @@ impl Connector {
     }
 
     /// Publishes a bundle; with `open`, its chunks become visible one by one.
-    #[pyo3(signature = (request, kind, entries, metadata, chunking, lease, *, open=false, deadline=None))]
+    #[pyo3(signature = (request, kind, entries, metadata, chunking, lease, way, *, open=false, deadline=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "one for each thing that a payload says of itself"
@@ -75,6 +87,7 @@ impl Connector {
         metadata: &str,
         chunking: Option<(u32, u32)>,
         lease: &str,
+        way: Way<'_>,
         open: bool,
         deadline: Option<f64>,
     ) -> PyResult<Publication> {
@@ -86,7 +99,13 @@ impl Connector {
         let (entries, memory) = payload::lend_all(py, entries, Some(&self.allocations))?;
         let manifest = payload::manifest(py, entries, &how)?;
         let lease = lease.parse::<Lease>().map_err(|error| raise_from(py, &error))?;
-        let spec = payload::spec(request, manifest, lease, seconds(py, deadline)?);
+        let (mode, consumer, store_within) = way;
+        let spec = PublishSpec {
+            mode: mode.parse::<Mode>().map_err(|error| raise_from(py, &error))?,
+            consumer: consumer.map(|address| read_address(py, address)).transpose()?,
+            store_within: seconds(py, Some(store_within))?.unwrap_or_default(),
+            ..payload::spec(request, manifest, lease, seconds(py, deadline)?)
+        };
         let runtime = runtime(py)?;
         // May copy into the arena, where the memory cannot be read from outside.
         let published = py.detach(|| {
@@ -104,31 +123,11 @@ impl Connector {
         })
     }
 
-    /// Says where the store is; see `HostStore.address`.
-    fn set_store(&self, py: Python<'_>, address: &[u8]) -> PyResult<()> {
-        self.inner.set_store(Some(crate::store::read_address(py, address)?));
-        Ok(())
-    }
-
-    /// Moves a payload of this process into the store, which gives the store's handle. Where that fails or is cancelled,
-    /// the payload is released.
-    fn start_store(&self, py: Python<'_>, handle: &Handle, deadline: f64) -> PyResult<Pending> {
-        let within = seconds(py, Some(deadline))?.unwrap_or_default();
-        let handle = handle.inner().clone();
-        let held = Held {
-            connector: Arc::clone(&self.inner),
-            payload: Some(handle.payload),
-        };
-        let put = async move {
-            let mut held = held;
-            let stored = held.connector.store(&handle, None, within).await;
-            held.payload = held.payload.filter(|_| stored.is_err());
-            stored
-        };
-        Pending::spawn(py, put, |py, stored| {
-            let stored = stored.map_err(|error| raise_from(py, &error))?;
-            Handle::new(stored).into_py_any(py)
-        })
+    /// How others say that this process is the consumer.
+    #[getter]
+    fn address<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let peer = postcard::to_stdvec(self.inner.peer()).expect("a peer has nothing that postcard cannot encode");
+        PyBytes::new(py, &peer)
     }
 
     #[pyo3(signature = (handle, destinations=None, *, private=false, deadline=None))]
@@ -156,12 +155,20 @@ impl Connector {
         Ok(Consumer::new(consumer))
     }
 
-    fn release(&self, py: Python<'_>, payload_id: &str) -> PyResult<()> {
-        let payload: PayloadId = payload_id
-            .parse()
-            .map_err(|_| invalid(py, "payload.id", format!("{payload_id:?} is no payload id")))?;
+    /// Ends a payload, wherever it is.
+    fn release(&self, py: Python<'_>, handle: &Handle) -> PyResult<()> {
+        if self.release_own(handle) {
+            return Ok(());
+        }
+        wait(py, self.inner.release_handle(handle.inner()))?.map_err(|error| raise_from(py, &error))
+    }
+
+    /// Ends a payload of this process; false where it holds no such payload.
+    fn release_own(&self, handle: &Handle) -> bool {
+        let payload = handle.inner().payload;
+        let held = self.inner.live().contains(&payload);
         self.inner.release(payload);
-        Ok(())
+        held
     }
 
     fn live(&self) -> Vec<String> {
@@ -177,20 +184,6 @@ impl Connector {
     }
 }
 
-/// A payload that is released where nobody takes it over.
-struct Held {
-    connector: Arc<stagewire_connector::Connector>,
-    payload: Option<PayloadId>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(payload) = self.payload {
-            self.connector.release(payload);
-        }
-    }
-}
-
 /// Numbers of a connector by name.
 pub(crate) fn stats<'py>(py: Python<'py>, connector: &stagewire_connector::Connector) -> PyResult<Bound<'py, PyDict>> {
     let stats = connector.stats();
@@ -200,6 +193,7 @@ pub(crate) fn stats<'py>(py: Python<'py>, connector: &stagewire_connector::Conne
         ("live_bytes", stats.live_bytes),
         ("published", stats.published),
         ("released", stats.released),
+        ("moved", stats.moved),
         ("consumed", stats.consumed),
         ("expired", stats.expired),
         ("failed", stats.failed),
@@ -222,7 +216,18 @@ pub(crate) fn stats<'py>(py: Python<'py>, connector: &stagewire_connector::Conne
     for (name, value) in named {
         dict.set_item(name, value)?;
     }
+    for way in &stats.modes {
+        dict.set_item(format!("published_{}_{}", way.mode, way.reason.name()), way.count)?;
+    }
     Ok(dict)
+}
+
+/// Reads what [`Connector::address`] gave.
+fn read_address(py: Python<'_>, address: &[u8]) -> PyResult<Peer> {
+    postcard::from_bytes(address).map_err(|error| {
+        let message = format!("these {} bytes are no address of a connector: {error}", address.len());
+        invalid(py, "connector.address", message)
+    })
 }
 
 /// A number of seconds from Python, for a deadline.
@@ -276,6 +281,48 @@ impl Publication {
         let class = ErrorClass::from_name(error_class).unwrap_or(ErrorClass::Internal);
         self.get(py)?.fail(Failure::new(class, reason, message));
         Ok(())
+    }
+
+    /// `p2p` or `store`, and why.
+    #[getter]
+    fn mode(&self, py: Python<'_>) -> PyResult<(String, &'static str)> {
+        let publication = self.get(py)?;
+        Ok((publication.mode().to_string(), publication.mode_reason().name()))
+    }
+
+    /// Whether the payload is where its mode says, or will never be.
+    #[getter]
+    fn settled(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.get(py)?.outcome().is_some())
+    }
+
+    /// Waits until it is; false where it is not within `timeout` seconds. Raises what went wrong.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_settled(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let publication = self.get(py)?;
+        let within = seconds(py, timeout)?;
+        let settled = wait(py, async move {
+            match within {
+                None => Some(publication.settled().await),
+                Some(within) => tokio::time::timeout(within, publication.settled()).await.ok(),
+            }
+        })?;
+        settled.map_or(Ok(false), |outcome| {
+            outcome.map(|_| true).map_err(|error| raise_from(py, &*error))
+        })
+    }
+
+    /// The same, without waiting.
+    fn settling(&self, py: Python<'_>) -> PyResult<Pending> {
+        let publication = self.get(py)?;
+        Pending::spawn(py, async move { publication.settled().await }, |py, outcome| {
+            outcome.map(|_| py.None()).map_err(|error| raise_from(py, &*error))
+        })
+    }
+
+    /// Gives up what is not settled; false where it is.
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.get(py)?.cancel())
     }
 
     #[getter]

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyDict;
 use stagewire_connector::{ConnectorOptions, StartError, StoreService};
-use stagewire_core::{ByteCount, Peer, StageName};
+use stagewire_core::{ByteCount, StageName};
 use stagewire_store::{Store, TokenGate};
 
 use crate::connector::stats;
-use crate::error::{invalid, raise_from};
+use crate::error::raise_from;
 use crate::runtime::wait;
 
 /// Keeps payloads apart from the processes that made them.
@@ -39,13 +39,6 @@ impl HostStore {
         Ok(Self { connector, service })
     }
 
-    /// How connectors reach it.
-    #[getter]
-    fn address<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let peer = postcard::to_stdvec(self.connector.peer()).expect("a peer has nothing that postcard cannot encode");
-        PyBytes::new(py, &peer)
-    }
-
     /// (bytes used, most bytes).
     fn usage(&self) -> (u64, u64) {
         let usage = self.service.store().usage();
@@ -63,15 +56,4 @@ impl HostStore {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         wait(py, self.connector.close())
     }
-}
-
-/// Reads what [`HostStore::address`] gave.
-pub(crate) fn read_address(py: Python<'_>, address: &[u8]) -> PyResult<Peer> {
-    postcard::from_bytes(address).map_err(|error| {
-        invalid(
-            py,
-            "store.address",
-            format!("this is not the address of a store: {error}"),
-        )
-    })
 }

@@ -97,6 +97,11 @@ def stats(run_dir: str, role: str = "consumer") -> dict[str, int]:
     return connector(run_dir, role).stats()
 
 
+def address(run_dir: str) -> bytes:
+    """The address of the consumer."""
+    return connector(run_dir, "consumer").address
+
+
 def close(run_dir: str) -> None:
     """Closes this process's connectors of the run directory."""
     for key in [key for key in _CONNECTORS if key[0] == run_dir]:

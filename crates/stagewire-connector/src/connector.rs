@@ -178,9 +178,10 @@ impl Connector {
         let (mode, reason) = self.decide(&spec)?;
         let offer = Offer {
             arena: shared.host.arena(),
+            stage: shared.borrow != Borrowing::Tcp,
             shm: shared.shm.as_ref(),
             cma: shared.cma.as_deref().filter(|_| shared.borrow == Borrowing::Auto),
-            tcp: (shared.borrow == Borrowing::Auto).then_some(&*shared.tcp),
+            tcp: (shared.borrow != Borrowing::Never).then_some(&*shared.tcp),
             copied: &shared.staged,
         };
         let (pages, regions) = Pages::register(&offer, &spec.request, &spec.manifest, tensors)?;

@@ -17,6 +17,8 @@ use staged::Staged;
 #[derive(Debug)]
 pub(crate) struct Offer<'a> {
     pub(crate) arena: &'a Arena,
+    /// Whether memory outside the arena may be copied into it.
+    pub(crate) stage: bool,
     pub(crate) shm: &'a dyn Transport,
     /// For memory outside the arena; `None` where it is copied into the arena instead.
     pub(crate) cma: Option<&'a dyn Transport>,
@@ -105,17 +107,17 @@ impl Pages {
                     (offer.shm, Memory::Borrowed(borrowed))
                 }
                 (Memory::Borrowed(borrowed), None) => {
-                    match (
-                        Staged::new(offer.arena, borrowed.clone(), spec, manifest.chunking()),
-                        offer.tcp,
-                    ) {
-                        (Ok(staged), _) => {
+                    let stage = || Staged::new(offer.arena, borrowed.clone(), spec, manifest.chunking());
+                    match (offer.stage.then(stage), offer.tcp) {
+                        (Some(Ok(staged)), _) => {
                             let memory = Memory::Arena(staged.extent());
                             pages.staged.push(staged);
                             (offer.shm, memory)
                         }
-                        (Err(_), Some(tcp)) => (tcp, Memory::Borrowed(borrowed)),
-                        (Err(source), None) => {
+                        (_, Some(tcp)) => (tcp, Memory::Borrowed(borrowed)),
+                        // Which says why it does not take it.
+                        (None, None) => (offer.shm, Memory::Borrowed(borrowed)),
+                        (Some(Err(source)), None) => {
                             return Err(PublishError::Arena {
                                 request: request.to_owned(),
                                 index,

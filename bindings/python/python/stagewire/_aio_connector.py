@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any, Self
 from . import diffusion
 from ._handle import Described, Published
 from ._stream import Stream
-from .errors import Deadline
+from .errors import StagewireError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from ._bundle import Framework
     from ._consume import Reader
     from ._native import Pending
     from ._payload import StagePayload
-    from .errors import StagewireError
 
 
 async def over(pending: Pending) -> None:
@@ -65,20 +64,26 @@ class StageHandle(Published):
 
     async def wait(self, timeout: float | None = None) -> bool:
         """See `stagewire.diffusion.StageHandle.wait`."""
-        if self._placing is not None and not await _within(self._placing.pending, timeout):
-            return False
-        self._settled()
-        return True
+        if self._publication is None:
+            return True
+        settling = self._publication.settling()
+        try:
+            if not await _within(settling, timeout):
+                return False
+            settling.take()
+            return True
+        finally:
+            settling.cancel()
 
     async def exception(self, timeout: float | None = None) -> StagewireError | None:
         """See `stagewire.diffusion.StageHandle.exception`."""
-        if self._placing is None:
-            return None
-        if not await _within(self._placing.pending, timeout):
-            raise Deadline(
-                f"request {self.request_id!r}: publishing is not over after {timeout} s", reason="publish.deadline"
-            )
-        return self._placing.result()[1]
+        try:
+            in_time = await self.wait(timeout)
+        except StagewireError as error:
+            return error
+        if not in_time:
+            raise self._late(timeout)
+        return None
 
     async def wait_released(self, timeout: float | None = None) -> bool:
         """See `stagewire.diffusion.StageHandle.wait_released`."""
@@ -108,28 +113,49 @@ class DiffusionConnector:
     def __init__(
         self,
         role: str,
-        transfer_mode: diffusion.TransferMode = "p2p",
+        transfer_mode: diffusion.TransferMode = "auto",
+        store_config: Mapping[str, Any] | None = None,
+        te_config: Mapping[str, Any] | None = None,
         *,
         run_dir: str | os.PathLike[str] | None = None,
         arena_bytes: int | str = "1GiB",
         deadline: float = 30.0,
-        borrow: bool = True,
     ) -> None:
         self._blocking = diffusion.DiffusionConnector(
-            role, transfer_mode, run_dir=run_dir, arena_bytes=arena_bytes, deadline=deadline, borrow=borrow
+            role,
+            transfer_mode,
+            store_config,
+            te_config,
+            run_dir=run_dir,
+            arena_bytes=arena_bytes,
+            deadline=deadline,
         )
 
+    @property
+    def address(self) -> bytes:
+        """See `stagewire.diffusion.DiffusionConnector.address`."""
+        return self._blocking.address
+
     async def publish(
-        self, payload: StagePayload, *, strict: bool = False, expires: float | None = None
+        self,
+        payload: StagePayload,
+        *,
+        consumer: bytes | None = None,
+        strict: bool = False,
+        expires: float | None = None,
     ) -> StageHandle:
         """See `stagewire.diffusion.DiffusionConnector.publish`. What has to be copied is copied by a thread."""
         start = self._blocking._publish
-        return StageHandle(*await asyncio.to_thread(start, payload, strict=strict, expires=expires))
+        publication = await asyncio.to_thread(start, payload, consumer=consumer, strict=strict, expires=expires)
+        return StageHandle(publication.handle, publication, self._blocking._native.release_own)
 
-    def open(self, payload: StagePayload, *, expires: float | None = None) -> StreamingPublish:
+    def open(
+        self, payload: StagePayload, *, consumer: bytes | None = None, expires: float | None = None
+    ) -> StreamingPublish:
         """See `stagewire.diffusion.DiffusionConnector.open`."""
-        publication = self._blocking._open(payload, expires=expires)
-        return StreamingPublish(publication, StageHandle(*self._blocking._held(publication)))
+        publication = self._blocking._publish(payload, consumer=consumer, strict=True, expires=expires, open_=True)
+        handle = StageHandle(publication.handle, publication, self._blocking._native.release_own)
+        return StreamingPublish(publication, handle)
 
     def consume(
         self,
@@ -162,9 +188,9 @@ class DiffusionConnector:
         """See `stagewire.diffusion.DiffusionConnector.allocate`."""
         return self._blocking.allocate(shape, dtype, framework=framework)
 
-    def release(self, handle: Described) -> None:
+    async def release(self, handle: Described) -> None:
         """See `stagewire.diffusion.DiffusionConnector.release`."""
-        self._blocking.release(handle)
+        await asyncio.to_thread(self._blocking.release, handle)
 
     def live(self) -> list[str]:
         """See `stagewire.diffusion.DiffusionConnector.live`."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import TYPE_CHECKING, Any, Self
 
-from ._native import Handle, Pending, Publication
+from ._native import Handle, Publication
 from ._tensor_header import encode_header
 from .errors import Deadline, Invalid, StagewireError, Unsupported
 
@@ -21,10 +20,6 @@ class Described:
 
     def __init__(self, native: Handle) -> None:
         self._native = native
-
-    def native(self) -> Handle:
-        """Where the payload is."""
-        return self._native
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -133,73 +128,33 @@ class Described:
         )
 
 
-class Placing:
-    """A payload on its way to where its mode says, and what came of it. Threads may share it."""
-
-    def __init__(self, pending: Pending) -> None:
-        self.pending = pending
-        self._lock = threading.Lock()
-        self._taken = False
-        self._stored: Handle | None = None
-        self._error: StagewireError | None = None
-
-    def result(self) -> tuple[Handle | None, StagewireError | None]:
-        """The handle of where it is now, or the error; once it is over."""
-        with self._lock:
-            if not self._taken:
-                self._taken = True
-                try:
-                    self._stored = self.pending.take()
-                except StagewireError as error:
-                    self._error = error
-            return self._stored, self._error
-
-
 class Published(Described):
     """What the producer's handles have in common, whether they block or are awaited."""
 
-    __slots__ = ("_placing", "_publication", "_release")
+    __slots__ = ("_publication", "_release")
 
     def __init__(
         self,
         native: Handle,
         publication: Publication | None = None,
-        placing: Placing | None = None,
-        release: Callable[[str], bool] | None = None,
+        release: Callable[[Handle], bool] | None = None,
     ) -> None:
         super().__init__(native)
         self._publication = publication
-        self._placing = placing
         self._release = release
 
-    def to_bytes(self) -> bytes:
-        """The handle as bytes: versioned, with a checksum; no pickle.
-
-        In mode ``store`` it waits until the payload is there.
-
-        Raises:
-            StagewireError: What publishing failed with.
-        """
-        return self.native().to_bytes()
-
-    def native(self) -> Handle:
-        """Where the payload is; in mode ``store`` it waits until it is there."""
-        if self._placing is None:
-            return self._native
-        self._placing.pending.wait(None)
-        stored, error = self._placing.result()
-        if error is not None or stored is None:
-            raise error or AssertionError
-        return stored
-
     @property
-    def mode(self) -> str:
-        """``p2p`` or ``store``."""
-        return super().mode if self._placing is None else "store"
+    def mode_reason(self) -> str | None:
+        """Why the payload goes the way that `mode` names; None where another process has published it.
+
+        ``requested``, ``consumer_alive``, ``consumer_unknown``, ``consumer_lost``, ``no_store``, or ``lease``: only
+        stores keep payloads of its lease.
+        """
+        return None if self._publication is None else self._publication.mode[1]
 
     def done(self) -> bool:
         """Whether publishing is over: the payload is where its mode says, or that failed, or was cancelled."""
-        return self._placing is None or self._placing.pending.done()
+        return self._publication is None or self._publication.settled
 
     def cancel(self) -> bool:
         """Gives the payload up: ends what is under way, and frees the memory that this process holds of it.
@@ -207,9 +162,9 @@ class Published(Described):
         Returns:
             Whether there was something to give up: False where somebody else holds the payload by now, or nobody.
         """
-        if self._placing is not None:
-            self._placing.pending.cancel()
-        return self._release is not None and self._release(self.payload_id)
+        if self._publication is None or self._release is None:
+            return False
+        return self._publication.cancel() or self._release(self._native)
 
     def _mine(self) -> Publication:
         if self._publication is None:
@@ -219,22 +174,26 @@ class Published(Described):
             )
         return self._publication
 
-    def _settled(self) -> None:
-        """Raises what publishing failed with; it is over."""
-        if self._placing is not None and (error := self._placing.result()[1]) is not None:
-            raise error
+    def _late(self, timeout: float | None) -> Deadline:
+        return Deadline(
+            f"request {self.request_id!r}: publishing is not over after {timeout} s", reason="publish.deadline"
+        )
 
 
 class StageHandle(Published):
     """Names a published payload, says what it is, and is the right to read it. Small; put it into any queue.
 
-    It is a secret: whoever has it can read the payload. At the producer it also tells how publishing goes on.
+    It is a secret: whoever has it can read the payload. It may be handed over at once and stays good wherever the
+    payload goes. At the producer it also tells how publishing goes on.
     """
 
     __slots__ = ()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """At the producer: waits until the payload is where its mode says; at once for ``p2p``.
+        """At the producer: waits until the payload is where its mode says.
+
+        For ``store``, the store has every byte then, and the producer may change or free the tensors, or end. For
+        ``p2p``, room is kept in a store, where the mode is ``auto`` and one runs; else it is so at once.
 
         Args:
             timeout: Seconds; None is without limit, but for the connector's deadline.
@@ -246,10 +205,7 @@ class StageHandle(Published):
             StagewireError: What publishing failed with.
             Cancelled: It was cancelled.
         """
-        if self._placing is not None and not self._placing.pending.wait(timeout):
-            return False
-        self._settled()
-        return True
+        return self._publication is None or self._publication.wait_settled(timeout)
 
     def exception(self, timeout: float | None = None) -> StagewireError | None:
         """At the producer: waits as `wait` does and returns what publishing failed with; None where it did not.
@@ -257,16 +213,18 @@ class StageHandle(Published):
         Raises:
             Deadline: It is not over in time.
         """
-        if self._placing is None:
-            return None
-        if not self._placing.pending.wait(timeout):
-            raise Deadline(
-                f"request {self.request_id!r}: publishing is not over after {timeout} s", reason="publish.deadline"
-            )
-        return self._placing.result()[1]
+        try:
+            in_time = self.wait(timeout)
+        except StagewireError as error:
+            return error
+        if not in_time:
+            raise self._late(timeout)
+        return None
 
     def wait_released(self, timeout: float | None = None) -> bool:
-        """At the producer: waits until the payload was consumed, released or has expired.
+        """At the producer: waits until this process need not keep the payload any more.
+
+        That is when it was consumed, released or has expired; or went to a store.
 
         Args:
             timeout: Seconds; None is without limit.

@@ -27,10 +27,7 @@ class HostStore:
     """
 
     def __init__(self, capacity: int | str = "1GiB", *, run_dir: str | os.PathLike[str] | None = None) -> None:
-        self._run_dir = _rundir.find(run_dir)
-        self._native = _native.HostStore(self._run_dir, parse_bytes(str(capacity)))
-        self._address = self._native.address
-        _rundir.announce_store(self._run_dir, self._address)
+        self._native = _native.HostStore(_rundir.find(run_dir), parse_bytes(str(capacity)))
 
     def usage(self) -> tuple[int, int]:
         """Bytes in use, and most bytes."""
@@ -46,7 +43,6 @@ class HostStore:
 
     def close(self) -> None:
         """Drops every payload. Calling it again does nothing."""
-        _rundir.withdraw_store(self._run_dir, self._address)
         self._native.close()
 
     def __enter__(self) -> Self:

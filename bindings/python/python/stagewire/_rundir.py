@@ -9,8 +9,6 @@ from pathlib import Path
 
 from .errors import Corrupt, Unavailable, Unsupported
 
-_STORE = "store.peer"
-
 
 def find(run_dir: str | os.PathLike[str] | None = None) -> Path:
     """The argument, else ``STAGEWIRE_RUN_DIR``, else under ``XDG_RUNTIME_DIR``, else one under the temporary folder."""
@@ -66,37 +64,3 @@ def server(run_dir: Path) -> Server:
         )
     url = http if "://" in http else f"http://{http}"
     return Server(url=url, pipeline=pipeline)
-
-
-def store(run_dir: Path) -> bytes:
-    """Address of the store that a `stagewire.diffusion.HostStore` keeps for this run directory.
-
-    Raises:
-        Unavailable: There is none.
-    """
-    try:
-        return (run_dir / _STORE).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise Unavailable(
-            f"no store runs in {run_dir}: keep a stagewire.diffusion.HostStore(run_dir=...) open in some process",
-            reason="store.none",
-            details={"run_dir": str(run_dir)},
-        ) from None
-
-
-def announce_store(run_dir: Path, address: bytes) -> None:
-    """Tells connectors where the store is, so that they see the old or the new address, never a part."""
-    new = run_dir / f"{_STORE}.{os.getpid()}.new"
-    new.touch(mode=0o600)
-    new.write_bytes(address)
-    new.replace(run_dir / _STORE)
-
-
-def withdraw_store(run_dir: Path, address: bytes) -> None:
-    """Takes the address back, unless another store has taken over."""
-    path = run_dir / _STORE
-    try:
-        if path.read_bytes() == address:
-            path.unlink()
-    except FileNotFoundError:
-        return

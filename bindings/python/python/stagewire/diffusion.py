@@ -22,23 +22,25 @@ Both processes are on one host and use the same run directory. Nothing here need
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+import threading
+import time
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from . import _rundir
+from . import _config, _rundir
 from ._bundle import Imported, dtype_name, exporter, framework_of
 from ._consume import Destinations, Reader
-from ._handle import Described, Placing, StageHandle
+from ._handle import Described, StageHandle
 from ._host_store import HostStore
-from ._native import Connector, Handle, Publication, parse_bytes
+from ._native import Connector, Publication, parse_bytes
 from ._payload import ONE, Lease, StagePayload, to_json
 from ._stream import StreamingPublish
-from .errors import Invalid, Unsupported
+from .errors import Invalid, StagewireError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ._bundle import Framework
 
@@ -52,12 +54,11 @@ __all__ = [
     "TransferMode",
 ]
 
-TransferMode: TypeAlias = Literal["p2p", "store"]
-"""``p2p``: the consumer reads the producer's memory. ``store``: a store takes a copy, and the producer is free."""
+TransferMode: TypeAlias = Literal["p2p", "store", "auto"]
+"""``p2p``: the consumer reads the producer's memory. ``store``: a store takes a copy, and the producer is free.
+``auto``: ``p2p`` where the consumer is known and alive or no store runs, else ``store``."""
 
-Held: TypeAlias = tuple[Handle, Publication, Placing | None, Callable[[str], bool]]
-
-_MODES = ("p2p", "store")
+_MODES = ("p2p", "store", "auto")
 
 
 class DiffusionConnector:
@@ -70,26 +71,33 @@ class DiffusionConnector:
         role: Name of this stage: 1 to 64 of a-z, 0-9, ``-`` and ``_``.
         transfer_mode: ``p2p``: consumers read this process's memory. ``store``: a `HostStore` of the same run directory
             takes a copy, so that this process may change or free the tensors, or end, once `StageHandle.wait` says so.
+            ``auto``: ``p2p`` where the consumer is known and alive, or where no store runs, else ``store``; where that
+            consumer dies before it is done, the payload goes to the store. `StageHandle.mode` and
+            `StageHandle.mode_reason` tell which way and why.
+        store_config: Which store keeps payloads: ``{"backend": "host"}``, the default, is the `HostStore` of the run
+            directory.
+        te_config: How bytes of tensors outside this connector's shared memory move: ``{"transport": "auto"}``, the
+            default, lets consumers read them where they are, where the kernel allows that. ``"shm"`` copies them once
+            into shared memory, which consumers map. ``"tcp"`` sends them.
         run_dir: Folder through which processes find each other; default ``STAGEWIRE_RUN_DIR``, else the usual place.
         arena_bytes: Most bytes of shared memory, as a number or as ``"512MiB"``.
         deadline: Seconds that a consumer waits for bytes, and that a store may take.
-        borrow: Whether consumers may read tensors where they are, where the kernel allows that. Without it each tensor
-            is copied once into shared memory, which consumers then map.
 
     Raises:
-        Invalid: Role, mode or size is not allowed.
+        Invalid: Role, mode, size or configuration is not allowed.
         Unavailable: The run directory cannot be used.
     """
 
     def __init__(
         self,
         role: str,
-        transfer_mode: TransferMode = "p2p",
+        transfer_mode: TransferMode = "auto",
+        store_config: Mapping[str, Any] | None = None,
+        te_config: Mapping[str, Any] | None = None,
         *,
         run_dir: str | os.PathLike[str] | None = None,
         arena_bytes: int | str = "1GiB",
         deadline: float = 30.0,
-        borrow: bool = True,
     ) -> None:
         if transfer_mode not in _MODES:
             raise Invalid(
@@ -100,69 +108,86 @@ class DiffusionConnector:
         self.role = role
         self.transfer_mode: TransferMode = transfer_mode
         self.deadline = deadline
+        self._lock = threading.Lock()
         self._copies = 0
         self._copied_bytes = 0
-        size = parse_bytes(str(arena_bytes))
+        self._under_way: list[Publication] = []
+        _config.store(store_config)
+        transport, size = _config.transport(te_config), parse_bytes(str(arena_bytes))
         self._run_dir = _rundir.find(run_dir)
-        self._native = Connector(self._run_dir, role, arena_bytes=size, borrow=borrow)
+        self._native = Connector(self._run_dir, role, arena_bytes=size, transport=transport)
 
-    def publish(self, payload: StagePayload, *, strict: bool = False, expires: float | None = None) -> StageHandle:
+    @property
+    def address(self) -> bytes:
+        """How a producer says that this process is the consumer: see `publish`."""
+        return self._native.address
+
+    def publish(
+        self,
+        payload: StagePayload,
+        *,
+        consumer: bytes | None = None,
+        strict: bool = False,
+        expires: float | None = None,
+    ) -> StageHandle:
         """Publishes a payload and returns at once; every chunk is visible as soon as its bytes are there.
 
         Args:
             payload: What to publish. Changing its mapping or lists afterwards changes nothing; its tensors must stay
-                unmodified until they are released.
+                unmodified until they are released, or are in a store.
+            consumer: `address` of the connector that is to consume it, where that is known, for ``auto``.
             strict: Refuse what would be copied: tensors that are not contiguous.
             expires: Seconds after which the payload is deleted although nobody consumed it; default 600.
 
         Raises:
             Invalid: Names, tensors, kind, metadata, lease or cut are not allowed; the message has both values.
-            Unsupported: A tensor is not in host memory, or of a dtype that nobody here knows.
+            Unsupported: A tensor is not in host memory, or of a dtype that nobody here knows; or the mode is ``store``
+                and no store runs in this run directory.
             Exhausted: The shared memory is full.
-            Unavailable: The mode is ``store`` and no `HostStore` runs in this run directory.
         """
-        return StageHandle(*self._publish(payload, strict=strict, expires=expires))
+        publication = self._publish(payload, consumer=consumer, strict=strict, expires=expires)
+        return StageHandle(publication.handle, publication, self._native.release_own)
 
-    def open(self, payload: StagePayload, *, expires: float | None = None) -> StreamingPublish:
+    def open(
+        self, payload: StagePayload, *, consumer: bytes | None = None, expires: float | None = None
+    ) -> StreamingPublish:
         """Publishes a payload whose chunks become visible by `StreamingPublish.ready`, one by one.
 
         Arguments and errors are those of `publish`; a tensor that is not contiguous is refused, because later writes to
-        it would not be seen.
-
-        Raises:
-            Unsupported: The mode is ``store``.
+        it would not be seen. A store takes it when the last chunk is there.
         """
-        publication = self._open(payload, expires=expires)
-        return StreamingPublish(publication, StageHandle(*self._held(publication)))
+        publication = self._publish(payload, consumer=consumer, strict=True, expires=expires, open_=True)
+        return StreamingPublish(publication, StageHandle(publication.handle, publication, self._native.release_own))
 
-    def _publish(self, payload: StagePayload, *, strict: bool, expires: float | None) -> Held:
-        if self.transfer_mode == "store":
-            self._native.set_store(_rundir.store(self._run_dir))
-        publication = self._expose(payload, strict=strict, expires=expires, open_=False)
-        if self.transfer_mode == "p2p":
-            return self._held(publication)
-        return self._held(publication, Placing(self._native.start_store(publication.handle, self.deadline)))
-
-    def _held(self, publication: Publication, placing: Placing | None = None) -> Held:
-        """What a handle of the producer is made of."""
-        return publication.handle, publication, placing, self._give_up
-
-    def _open(self, payload: StagePayload, *, expires: float | None) -> Publication:
-        if self.transfer_mode != "p2p":
-            raise Unsupported(
-                "open() is for transfer_mode='p2p': a store takes complete payloads", reason="connector.mode"
-            )
-        return self._expose(payload, strict=True, expires=expires, open_=True)
-
-    def _expose(self, payload: StagePayload, *, strict: bool, expires: float | None, open_: bool) -> Publication:
-        """Shows the payload in this process's memory."""
+    def _publish(
+        self,
+        payload: StagePayload,
+        *,
+        consumer: bytes | None,
+        strict: bool,
+        expires: float | None,
+        open_: bool = False,
+    ) -> Publication:
         lease, chunking, metadata = payload.lease_text(), payload.chunking(), to_json(payload.metadata)
         imported = Imported(payload.bundle(), strict=strict)
-        self._copies += imported.copies
-        self._copied_bytes += imported.copied_bytes
-        return self._native.publish(
-            payload.request_id, payload.kind, imported.entries, metadata, chunking, lease, open=open_, deadline=expires
+        publication = self._native.publish(
+            payload.request_id,
+            payload.kind,
+            imported.entries,
+            metadata,
+            chunking,
+            lease,
+            (self.transfer_mode, consumer, self.deadline),
+            open=open_,
+            deadline=expires,
         )
+        with self._lock:
+            self._copies += imported.copies
+            self._copied_bytes += imported.copied_bytes
+            self._under_way = [earlier for earlier in self._under_way if not earlier.settled]
+            if not publication.settled:
+                self._under_way.append(publication)
+        return publication
 
     def consume(
         self,
@@ -217,7 +242,7 @@ class DiffusionConnector:
     ) -> Reader:
         if not isinstance(handle, Described):
             handle = Described.from_bytes(handle)
-        native = handle.native()
+        native = handle._native
         single = [name for name, _ in native.entries] == [ONE] and isinstance(native.entries[0][1], tuple)
         if dst is not None and single and not hasattr(dst, "items"):
             dst = {ONE: dst}
@@ -250,13 +275,15 @@ class DiffusionConnector:
         return export(self._native.allocate(name, extents))
 
     def release(self, handle: Described) -> None:
-        """Deletes a payload of this process, consumed or not. Its memory is free when the last reader is done."""
-        self._native.release(handle.payload_id)
+        """Deletes a payload, consumed or not, wherever it is. Its memory is free when the last reader is done.
 
-    def _give_up(self, payload_id: str) -> bool:
-        held = payload_id in self._native.live()
-        self._native.release(payload_id)
-        return held
+        Does nothing to one that has ended.
+
+        Raises:
+            Denied: The handle is forged.
+            Unavailable: Who holds it does not answer.
+        """
+        self._native.release(handle._native)
 
     def live(self) -> list[str]:
         """Ids of the payloads that this process holds."""
@@ -268,8 +295,20 @@ class DiffusionConnector:
         return {**self._native.stats(), **own}
 
     def close(self) -> None:
-        """Releases every payload and ends every connection. Calling it again does nothing."""
-        self._native.close()
+        """Releases every payload and ends every connection. Calling it again does nothing.
+
+        What is on its way into a store is waited for, within the connector's deadline.
+        """
+        with self._lock:
+            under_way, self._under_way = self._under_way, []
+        until = time.monotonic() + self.deadline
+        try:
+            for publication in under_way:
+                # Whoever wants to know why it failed asks the handle.
+                with contextlib.suppress(StagewireError):
+                    publication.wait_settled(max(0.0, until - time.monotonic()))
+        finally:
+            self._native.close()
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,8 @@ pub enum Borrowing {
     Auto,
     /// It is always copied once into the arena.
     Never,
+    /// It is always sent over `tcp`, also to consumers on this host.
+    Tcp,
 }
 
 /// Who a connector is and what it may use.

@@ -36,7 +36,8 @@ impl Consumer {
     pub(super) async fn seek(&mut self, error: &ConsumeError) -> bool {
         let told = match (self.whereabouts.refusal.take(), error) {
             (Some(Refusal::Moved(store)), _) => Some(store),
-            (Some(Refusal::Unknown), _) | (None, ConsumeError::PeerLost { .. }) => None,
+            // That it ended there while it was being read does not say that it is nowhere else.
+            (Some(Refusal::Unknown), _) | (None, ConsumeError::PeerLost { .. } | ConsumeError::Gone { .. }) => None,
             _ => return false,
         };
         // A store may come back; a producer does not.
