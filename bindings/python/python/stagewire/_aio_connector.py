@@ -153,9 +153,9 @@ class DiffusionConnector:
         self, payload: StagePayload, *, consumer: bytes | None = None, expires: float | None = None
     ) -> StreamingPublish:
         """See `stagewire.diffusion.DiffusionConnector.open`."""
-        publication = self._blocking._publish(payload, consumer=consumer, strict=True, expires=expires, open_=True)
+        publication, staging = self._blocking._open(payload, consumer=consumer, expires=expires)
         handle = StageHandle(publication.handle, publication, self._blocking._native.release_own)
-        return StreamingPublish(publication, handle)
+        return StreamingPublish(publication, handle, staging)
 
     def consume(
         self,

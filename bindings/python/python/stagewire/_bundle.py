@@ -23,15 +23,19 @@ _NOT_IN_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 class Imported:
     """A bundle as native tensors over the callers' own memory, and how many copies that took.
 
+    A tensor that is not in host memory gets the memory that `place` gives for it, and for its number among the tensors.
+
     Attributes:
         entries: Names in order, and what stands under them.
         copies: Tensors that were not contiguous and were copied once.
         copied_bytes: Bytes of those copies.
     """
 
-    __slots__ = ("copied_bytes", "copies", "entries")
+    __slots__ = ("_count", "_place", "copied_bytes", "copies", "entries")
 
-    def __init__(self, bundle: Mapping[str, Any], *, strict: bool = False) -> None:
+    def __init__(
+        self, bundle: Mapping[str, Any], *, strict: bool = False, place: Callable[[int, Any], Any] | None = None
+    ) -> None:
         if not hasattr(bundle, "items"):
             raise Invalid(
                 f"a bundle is a mapping {{name: tensor | None | [tensor, ...]}}, not a {type(bundle).__name__}",
@@ -40,6 +44,8 @@ class Imported:
         self.entries: list[Entry] = []
         self.copies = 0
         self.copied_bytes = 0
+        self._count = 0
+        self._place = place
         for name, value in bundle.items():
             if not isinstance(name, str):
                 raise Invalid(f"names of a bundle are text, not {name!r}", reason="payload.bundle")
@@ -52,6 +58,9 @@ class Imported:
                 self.entries.append((name, self._one(name, value, strict)))
 
     def _one(self, name: str, value: Any, strict: bool) -> Tensor:
+        self._count += 1
+        if self._place is not None and getattr(value, "is_cuda", False):
+            value = self._place(self._count - 1, value)
         tensor = wrap(name, value)
         if tensor.contiguous:
             return tensor

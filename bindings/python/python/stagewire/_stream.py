@@ -9,6 +9,7 @@ from ._handle import Published, StageHandle
 from .errors import Invalid
 
 if TYPE_CHECKING:
+    from ._device import Staging
     from ._native import Publication
 
 H = TypeVar("H", bound=Published)
@@ -17,8 +18,9 @@ H = TypeVar("H", bound=Published)
 class Stream(Generic[H]):
     """What streams have in common, whether they block or are awaited."""
 
-    def __init__(self, publication: Publication, handle: H) -> None:
+    def __init__(self, publication: Publication, handle: H, staging: Staging) -> None:
         self._publication = publication
+        self._staging = staging
         self.handle = handle
 
     def ready(self, index: int) -> None:
@@ -30,7 +32,10 @@ class Stream(Generic[H]):
         """
         if index < 0:
             raise Invalid(f"chunk {index} does not exist: chunks count from 0", reason="payload.chunks")
-        self._publication.ready(index)
+        if self._staging:
+            self._staging.ready(self._publication, index)
+        else:
+            self._publication.ready(index)
 
     def fail(self, reason: str | BaseException) -> None:
         """Gives up: consumers get this reason instead of more chunks."""
@@ -44,7 +49,7 @@ class Stream(Generic[H]):
     def _leave(self, error: BaseException | None) -> None:
         if error is not None:
             self.fail(error)
-        if error is not None or not self._publication.sealed:
+        if error is not None or not (self._publication.sealed or self._staging.is_complete):
             self._publication.close()
 
 

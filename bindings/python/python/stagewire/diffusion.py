@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from . import _config, _rundir
 from ._bundle import Imported, dtype_name, exporter, framework_of
 from ._consume import Destinations, Reader
+from ._device import Copier, Staging
 from ._handle import Described, StageHandle
 from ._host_store import HostStore
 from ._native import Connector, Publication, parse_bytes
@@ -112,6 +113,7 @@ class DiffusionConnector:
         self._copies = 0
         self._copied_bytes = 0
         self._under_way: list[Publication] = []
+        self._copier = Copier()
         _config.store(store_config)
         transport, size = _config.transport(te_config), parse_bytes(str(arena_bytes))
         self._run_dir = _rundir.find(run_dir)
@@ -136,13 +138,13 @@ class DiffusionConnector:
             payload: What to publish. Changing its mapping or lists afterwards changes nothing; its tensors must stay
                 unmodified until they are released, or are in a store.
             consumer: `address` of the connector that is to consume it, where that is known, for ``auto``.
-            strict: Refuse what would be copied: tensors that are not contiguous.
+            strict: Refuse what would be copied: tensors that are not contiguous, or are on a device.
             expires: Seconds after which the payload is deleted although nobody consumed it; default 600.
 
         Raises:
             Invalid: Names, tensors, kind, metadata, lease or cut are not allowed; the message has both values.
-            Unsupported: A tensor is not in host memory, or of a dtype that nobody here knows; or the mode is ``store``
-                and no store runs in this run directory.
+            Unsupported: A tensor is neither in host memory nor on a CUDA device, or of a dtype that nobody here knows;
+                or the mode is ``store`` and no store runs in this run directory.
             Exhausted: The shared memory is full.
         """
         publication = self._publish(payload, consumer=consumer, strict=strict, expires=expires)
@@ -153,23 +155,49 @@ class DiffusionConnector:
     ) -> StreamingPublish:
         """Publishes a payload whose chunks become visible by `StreamingPublish.ready`, one by one.
 
-        Arguments and errors are those of `publish`; a tensor that is not contiguous is refused, because later writes to
-        it would not be seen. A store takes it when the last chunk is there.
+        Arguments and errors are those of `publish`; a tensor in host memory that is not contiguous is refused, because
+        later writes to it would not be seen. A store takes it when the last chunk is there.
+
+        Of a tensor on a CUDA device, chunks are copied when they are ready, and visible once the stream that was the
+        current one at `StreamingPublish.ready` has come so far.
         """
-        publication = self._publish(payload, consumer=consumer, strict=True, expires=expires, open_=True)
-        return StreamingPublish(publication, StageHandle(publication.handle, publication, self._native.release_own))
+        publication, staging = self._open(payload, consumer=consumer, expires=expires)
+        handle = StageHandle(publication.handle, publication, self._native.release_own)
+        return StreamingPublish(publication, handle, staging)
 
     def _publish(
+        self, payload: StagePayload, *, consumer: bytes | None, strict: bool, expires: float | None
+    ) -> Publication:
+        staging = Staging(self._copier, self._allocate)
+        place = None if strict else staging.take
+        imported = Imported(payload.bundle(), strict=strict, place=place)
+        publication = self._expose(payload, imported, staging, consumer=consumer, expires=expires, open_=bool(staging))
+        if staging:
+            for index in range(publication.handle.num_chunks):
+                staging.ready(publication, index)
+        return publication
+
+    def _open(
+        self, payload: StagePayload, *, consumer: bytes | None, expires: float | None
+    ) -> tuple[Publication, Staging]:
+        staging = Staging(self._copier, self._allocate)
+        imported = Imported(payload.bundle(), strict=True, place=staging.take)
+        return self._expose(payload, imported, staging, consumer=consumer, expires=expires, open_=True), staging
+
+    def _allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self.allocate(shape, dtype)
+
+    def _expose(
         self,
         payload: StagePayload,
+        imported: Imported,
+        staging: Staging,
         *,
         consumer: bytes | None,
-        strict: bool,
         expires: float | None,
-        open_: bool = False,
+        open_: bool,
     ) -> Publication:
         lease, chunking, metadata = payload.lease_text(), payload.chunking(), to_json(payload.metadata)
-        imported = Imported(payload.bundle(), strict=strict)
         publication = self._native.publish(
             payload.request_id,
             payload.kind,
@@ -181,6 +209,8 @@ class DiffusionConnector:
             open=open_,
             deadline=expires,
         )
+        if staging:
+            staging.begin(publication.handle.num_chunks)
         with self._lock:
             self._copies += imported.copies
             self._copied_bytes += imported.copied_bytes
@@ -290,8 +320,18 @@ class DiffusionConnector:
         return self._native.live()
 
     def stats(self) -> dict[str, int]:
-        """Numbers: payloads, bytes, pins, regions, and ``contiguous_copies`` with their ``contiguous_copied_bytes``."""
-        own = {"contiguous_copies": self._copies, "contiguous_copied_bytes": self._copied_bytes}
+        """Numbers: payloads, bytes, pins, regions.
+
+        ``contiguous_copies`` and ``device_copies`` count the tensors that were copied once to be published, because
+        they were not contiguous or were on a device; ``…_copied_bytes`` their bytes. ``published_<mode>_<reason>``
+        counts payloads by their way.
+        """
+        own = {
+            "contiguous_copies": self._copies,
+            "contiguous_copied_bytes": self._copied_bytes,
+            "device_copies": self._copier.copies,
+            "device_copied_bytes": self._copier.copied_bytes,
+        }
         return {**self._native.stats(), **own}
 
     def close(self) -> None:
@@ -299,6 +339,7 @@ class DiffusionConnector:
 
         What is on its way into a store is waited for, within the connector's deadline.
         """
+        self._copier.close()
         with self._lock:
             under_way, self._under_way = self._under_way, []
         until = time.monotonic() + self.deadline

@@ -1,0 +1,186 @@
+"""Tensors on a CUDA device: visible only behind the producer's stream, copied once, counted, refused where asked."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import peer
+import pytest
+import torch
+from processes import Peer, wait_for
+from stagewire import _device, errors
+from stagewire.diffusion import DiffusionConnector, StagePayload
+from test_dlpack import DTYPES, random_bits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: publishing tensors from one cannot be tried here")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(run_dir: Path, other: Peer, dtype: str) -> None:
+    source = random_bits(dtype, (2, 5, 3))
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        payload = StagePayload(request_id="r", tensors={"a": source, "b": source.cuda()}, chunk_dim=1, num_chunks=2)
+        handle = conn.publish(payload)
+        found = other(peer.consume, handle.to_bytes(), "fetch", framework="torch")
+        assert found == peer.flat({"a": source, "b": source})
+        assert (conn.stats()["device_copies"], conn.stats()["device_copied_bytes"]) == (1, source.nbytes)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_chunks_wait_for_the_stream(run_dir: Path) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        latents = torch.zeros(8, 1 << 20, device="cuda")
+        with conn.open(StagePayload(request_id="r", tensor=latents, num_chunks=8)) as stream:
+            for index in range(8):
+                torch.cuda._sleep(10_000_000)
+                latents[index] = index + 1
+                stream.ready(index)
+                latents[index] += 0.0  # whatever is queued later does not matter
+        chunks = conn.consume(stream.handle, framework="torch")
+        assert [chunk.unique().tolist() for chunk in chunks] == [[index + 1.0] for index in range(8)]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_strict_refuses_and_so_do_destinations(run_dir: Path) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        with pytest.raises(errors.Unsupported, match="copy it to the host first"):
+            conn.publish(StagePayload(request_id="r", tensor=torch.zeros(3, device="cuda")), strict=True)
+        handle = conn.publish(StagePayload(request_id="r", tensor=torch.zeros(3)))
+        with pytest.raises(errors.Unsupported, match=r"dst|device"):
+            conn.fetch(handle, dst=torch.empty(3, device="cuda"))
+        conn.release(handle)
+
+
+class Event:
+    """A stand-in for an event of a stream that has not come so far yet."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+
+    def record(self, stream: Any) -> None:
+        Cuda.events.append(self)
+
+
+class Cuda:
+    """As much of ``torch.cuda`` as is used, over host memory."""
+
+    events: list[Event] = []  # noqa: RUF012
+    Event = Event
+
+    class Stream:
+        def __init__(self, device: Any) -> None:
+            self.device = device
+
+        def wait_event(self, event: Event) -> None:
+            assert event.reached.wait(20)
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *exception: object) -> None: ...
+
+    @staticmethod
+    def stream(stream: Any) -> Any:
+        return stream
+
+    @staticmethod
+    def current_stream(device: Any) -> None: ...
+
+    @staticmethod
+    def cudart() -> Any:
+        return Cuda
+
+    @staticmethod
+    def cudaHostRegister(address: int, size: int, flags: int) -> int:
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(address: int) -> int:
+        return 0
+
+
+class OnDevice(torch.Tensor):  # type: ignore[misc]
+    """Host memory that says that it is on a device."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> type[Cuda]:
+    Cuda.events = []
+    monkeypatch.setattr(_device, "cuda", lambda: Cuda)
+    return Cuda
+
+
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_subclass(OnDevice)
+
+
+def test_nothing_is_visible_before_its_event(run_dir: Path, pretended: type[Cuda]) -> None:
+    """The order of things, without a device."""
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        source = torch.zeros(2, 6, 3)
+        payload = StagePayload(request_id="r", tensors={"x": on_device(source), "n": None}, chunk_dim=1, num_chunks=3)
+        with conn.open(payload) as stream:
+            chunks = conn.consume(stream.handle, framework="torch", deadline=20)
+            for index in range(3):
+                source[:, 2 * index : 2 * index + 2] = index + 1
+                stream.ready(index)
+            with pytest.raises(errors.Deadline):
+                next(conn.consume(stream.handle, deadline=0.05))
+            for index, event in enumerate(pretended.events):
+                event.reached.set()
+                chunk = next(chunks)
+                assert (chunk["n"], chunk["x"].unique().tolist()) == (None, [index + 1.0])
+            assert next(chunks, None) is None
+        stats = conn.stats()
+        assert (stats["device_copies"], stats["device_copied_bytes"]) == (1, source.nbytes)
+        wait_for(lambda: conn.live() == [], "it was consumed")
+
+
+def test_a_stream_may_be_left_before_the_device_is_done(run_dir: Path, pretended: type[Cuda]) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        payload = StagePayload(request_id="r", tensor=on_device(torch.arange(4)), num_chunks=2)
+        with conn.open(payload) as stream:
+            stream.ready(0)
+            stream.ready(1)
+        for event in pretended.events:
+            event.reached.set()
+        assert conn.fetch(stream.handle, framework="torch", deadline=20).tolist() == [0, 1, 2, 3]
+        with conn.open(payload) as stream:
+            stream.ready(0)
+        pretended.events[-1].reached.set()
+        with pytest.raises(errors.Internal, match="dropped the publication before every chunk was ready"):
+            conn.fetch(stream.handle, deadline=20)
+
+
+def test_publish_returns_before_the_device_is_done(run_dir: Path, pretended: type[Cuda]) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        handle = conn.publish(StagePayload(request_id="r", tensor=on_device(torch.arange(6.0).reshape(2, 3).T)))
+        with pytest.raises(errors.Deadline):
+            conn.fetch(handle, deadline=0.05)
+        pretended.events[0].reached.set()
+        assert conn.fetch(handle, framework="torch", deadline=20).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_a_failed_copy_fails_the_payload(run_dir: Path, pretended: type[Cuda], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(stream: Any, event: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(pretended.Stream, "wait_event", broken)
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        handle = conn.publish(StagePayload(request_id="r", tensor=on_device(torch.zeros(3))))
+        with pytest.raises(errors.Internal, match="RuntimeError: an illegal memory access") as failed:
+            conn.fetch(handle, deadline=20)
+        assert failed.value.reason == "tensor.staging"
+        wait_for(lambda: conn.stats()["regions"] == 0, "its memory is free")
