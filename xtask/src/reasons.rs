@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 36] = [
+const OTHER: [&str; 35] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -62,7 +62,6 @@ const OTHER: [&str; 36] = [
     "offer.answer",
     "offer.token",
     "page.css",
-    "payload.id",
     "peers.py",
     "refused.failure",
     "refused.token",
