@@ -1,0 +1,161 @@
+"""What bad input gets: a typed error at the call that names both values, and nothing that stays behind."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from stagewire import errors
+from stagewire.diffusion import DiffusionConnector, HostStore, StageHandle, StagePayload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+X = torch.zeros(4, 5)
+HELD = ("live_payloads", "live_bytes", "regions", "pins_held", "consumers", "allocated_bytes", "segments")
+
+
+@pytest.fixture(scope="module", params=["auto", "shm", "tcp"])
+def conn(request: pytest.FixtureRequest) -> Iterator[DiffusionConnector]:
+    te_config = {"transport": request.param}
+    with (
+        tempfile.TemporaryDirectory(prefix="sw-") as folder,
+        DiffusionConnector("p", te_config=te_config, run_dir=Path(folder) / "run", arena_bytes="1MiB") as made,
+    ):
+        yield made
+
+
+def held(conn: DiffusionConnector) -> dict[str, int]:
+    stats = conn.stats()
+    return {name: stats[name] for name in HELD}
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "message"),
+    [
+        ({"kind": "picture"}, "payload.kind", 'unknown payload kind "picture"'),
+        ({"lease": "forever"}, "payload.lease", 'unknown lease "forever"; it is one of delete_on_consume, ttl'),
+        ({"lease": 30}, "payload.lease", "unknown lease 30"),
+        ({"num_chunks": 0}, "payload.chunks", "num_chunks is 0; it must be 1 to 65536"),
+        ({"num_chunks": -3}, "payload.chunks", "num_chunks is -3; it must be 1 to 65536"),
+        ({"num_chunks": 5}, "payload.chunks", r"dimension 0 of shape \[4, 5\] into 5 chunks"),
+        ({"num_chunks": 70_000}, "payload.chunks", "num_chunks is 70000"),
+        ({"num_chunks": 2.0}, "payload.chunks", "num_chunks is 2.0"),
+        ({"num_chunks": True}, "payload.chunks", "num_chunks is True"),
+        ({"num_chunks": 2, "chunk_dim": 2}, "payload.chunks", "chunk_dim 2 is out of range.* 2 dim"),
+        ({"num_chunks": 2, "chunk_dim": -1}, "payload.chunks", "chunk_dim is -1; dimensions count from 0"),
+        ({"num_chunks": 2, "chunk_dim": "t"}, "payload.chunks", "chunk_dim is 't'"),
+        ({"metadata": {"x": {1, 2}}}, "payload.metadata", "metadata must be JSON-like .* set"),
+        ({"metadata": float("nan")}, "payload.metadata", "metadata must be JSON-like"),
+        ({"metadata": {1: 2}}, "payload.metadata", "names in it must be text"),
+        ({"tensors": {"x": X}}, "payload.bundle", "give tensor= or tensors=, not both"),
+        ({"tensor": None}, "payload.bundle", "give tensor= or tensors=, not neither"),
+        ({"tensor": "text"}, "tensor.type", "'tensor' is a str, not a tensor"),
+        ({"tensor": X.to_sparse()}, "tensor.not_shareable", "cannot be shared"),
+        ({"tensor": torch.zeros(2, requires_grad=True)}, "tensor.not_shareable", r"detach\(\) it first"),
+    ],
+)
+def test_payloads(conn: DiffusionConnector, given: dict[str, Any], reason: str, message: str) -> None:
+    before = held(conn)
+    payload = StagePayload(request_id="r", **{"tensor": X, **given})
+    for publish in (conn.publish, conn.open):
+        with pytest.raises(errors.Invalid, match=message) as caught:
+            publish(payload)
+        assert caught.value.reason == reason
+    assert held(conn) == before
+
+
+def test_a_bundle_of_which_one_is_bad(conn: DiffusionConnector) -> None:
+    before = held(conn)
+    for bad, reason in [(object(), "tensor.type"), ([X, "text"], "tensor.type"), ({"x": X}, "tensor.type")]:
+        with pytest.raises(errors.Invalid) as caught:
+            conn.publish(StagePayload(request_id="r", tensors={"good": X, "more": [X, X], "bad": bad}))
+        assert caught.value.reason == reason
+        assert "bad" in caught.value.details["tensor"]
+    assert held(conn) == before
+
+
+def test_payloads_larger_than_the_arena(run_dir: Path) -> None:
+    with DiffusionConnector("p", te_config={"transport": "shm"}, run_dir=run_dir, arena_bytes="1MiB") as conn:
+        before = held(conn)
+        large = torch.zeros(1 << 19)
+        for bundle in ({"x": large}, {"first": X, "x": large}, {"x": [X, large]}):
+            with pytest.raises(errors.Exhausted, match=r"tensor \d \(2\.0 MiB\) in the arena.* 1\.0 MiB") as caught:
+                conn.publish(StagePayload(request_id="r", tensors=bundle))
+            assert caught.value.reason == "arena.exhausted"
+        assert {**held(conn), "segments": 0} == {**before, "segments": 0}
+
+
+def test_payloads_larger_than_the_store(run_dir: Path) -> None:
+    with HostStore("1MiB", run_dir=run_dir) as store, DiffusionConnector("p", "store", run_dir=run_dir) as conn:
+        before = held(conn)
+        handle = conn.publish(StagePayload(request_id="r", tensor=torch.zeros(1 << 19)))
+        with pytest.raises(errors.Invalid, match=r"2\.0 MiB is larger than the whole store \(1\.0 MiB\)"):
+            handle.wait(10)
+        with pytest.raises(errors.Invalid, match="larger than the whole store"):
+            conn.fetch(handle)
+        assert held(conn) == before
+        assert (store.live(), store.usage()[0]) == ([], 0)
+
+
+class OnDevice:
+    """A tensor in the memory of some device."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 3)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise AssertionError
+
+
+def read_only() -> Any:
+    array: Any = np.zeros((4, 5), dtype=np.float32)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("dst", "kind", "message"),
+    [
+        (torch.zeros(5, 4), errors.Invalid, r"dst 'tensor' has shape \[5, 4\], the payload has \[4, 5\]"),
+        (torch.zeros(4, 5, 1), errors.Invalid, r"has shape \[4, 5, 1\], the payload has \[4, 5\]"),
+        (torch.zeros(4, 5, dtype=torch.bfloat16), errors.Invalid, "has dtype bfloat16, the payload has float32"),
+        (torch.zeros(5, 4).T, errors.Invalid, r"is not contiguous: its strides are \[1, 4\] elements"),
+        (read_only(), errors.Invalid, "is read-only"),
+        (OnDevice(), errors.Unsupported, "'tensor'.*memory of device 3 of DLPack type 2"),
+        ({"y": X}, errors.Invalid, r"dst has the names \['y'\], the payload has \['tensor'\]"),
+        ({"tensor": [X]}, errors.Invalid, "'tensor' is a list, not a tensor"),
+        (7, errors.Invalid, "is a int, not a tensor"),
+    ],
+)
+def test_destinations(conn: DiffusionConnector, dst: Any, kind: type[Exception], message: str) -> None:
+    handle = conn.publish(StagePayload(request_id="r", tensor=X))
+    before = held(conn)
+    for consume in (conn.consume, conn.fetch):
+        with pytest.raises(kind, match=message):
+            consume(handle, dst=dst)
+    assert held(conn) == before
+    assert torch.equal(conn.fetch(handle, framework="torch"), X), "the payload is still there"
+
+
+def test_every_flipped_bit_of_a_handle_is_noticed(conn: DiffusionConnector) -> None:
+    handle = conn.publish(StagePayload(request_id="r", tensor=X, metadata={"prompt": "a red cat"}))
+    before, data = held(conn), handle.to_bytes()
+    for position in range(len(data)):
+        for bit in (1, 0x80):
+            forged = data[:position] + bytes([data[position] ^ bit]) + data[position + 1 :]
+            with pytest.raises((errors.Corrupt, errors.Unsupported, errors.Invalid)):
+                StageHandle.from_bytes(forged)
+    for length in range(len(data)):
+        with pytest.raises((errors.Corrupt, errors.Invalid)):
+            conn.consume(data[:length])
+    with pytest.raises((errors.Corrupt, errors.Invalid)):
+        conn.consume(data + b"\0")
+    with pytest.raises(errors.Unsupported, match="version 7; this build reads version"):
+        StageHandle.from_bytes(data[:4] + b"\x07\x00" + data[6:])
+    assert held(conn) == before
+    conn.release(handle)
