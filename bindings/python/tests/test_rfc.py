@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,7 @@ def test_cancelling_what_waits_for_the_store(run_dir: Path) -> None:
         assert first.wait(10)
         slow = conn.publish(large)
         assert not slow.wait(0.05)
+        began = time.monotonic()
         assert slow.cancel()
         with pytest.raises(errors.Cancelled) as cancelled:
             slow.wait(1)
@@ -183,6 +185,7 @@ def test_cancelling_what_waits_for_the_store(run_dir: Path) -> None:
         assert not slow.cancel()
         wait_for(lambda: store.live() == [first.payload_id], "the store has the first one only")
         wait_for(lambda: store.usage()[0] < 700_000, "its room is free")
+        assert time.monotonic() - began < 1
         stats = conn.stats()
         assert (stats["live_payloads"], stats["regions"], stats["pins_held"]) == (0, 0, 0), "nothing leaked"
         assert not first.cancel(), "the store has it"
@@ -258,3 +261,43 @@ def test_only_a_store_keeps_cached_payloads(run_dir: Path) -> None:
         assert store.live() == [handle.payload_id]
         conn.release(handle)
         assert store.live() == []
+
+
+def test_the_successor_of_a_killed_consumer_begins_at_chunk_0(run_dir: Path) -> None:
+    script = """
+        import sys
+        from stagewire.diffusion import DiffusionConnector
+        conn = DiffusionConnector("decode", run_dir=sys.argv[1])
+        chunks = conn.consume(bytes.fromhex(sys.argv[2]), framework="torch")
+        next(chunks), next(chunks)
+        print("two", flush=True)
+        sys.stdin.read()
+    """
+    with DiffusionConnector("denoise", "p2p", run_dir=run_dir) as conn, decoder(run_dir) as successor:
+        payload = StagePayload(request_id="r", tensor=made(), chunk_dim=2, num_chunks=8)
+        handle = conn.publish(payload)
+        command = [sys.executable, "-c", textwrap.dedent(script), str(run_dir), handle.to_bytes().hex()]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == b"two\n"
+            with pytest.raises(errors.Conflict) as second:
+                successor.fetch(handle, framework="torch")
+            assert second.value.reason == "payload.claimed"
+            reader.kill()
+        wait_for(lambda: conn.stats()["pins_held"] == 0, "the dead one holds nothing")
+        assert torch.equal(consume(successor, handle.to_bytes()), made())
+        assert handle.wait_released(5)
+
+
+def test_a_failure_reaches_the_consumer_within_a_second(run_dir: Path, other: Peer) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        stream = conn.open(StagePayload(request_id="r", tensor=torch.zeros(4), num_chunks=2))
+        stream.ready(0)
+        waiting = other.start(peer.consume_error, stream.handle.to_bytes())
+        wait_for(lambda: conn.stats()["connections"] > 0, "the consumer is there")
+        failed = time.monotonic()
+        stream.fail(errors.Exhausted("no room for the next chunk", reason="stage.memory"))
+        kind, reason, message, *_ = waiting.result(20)
+        assert time.monotonic() - failed < 1
+        assert (kind, reason) == ("exhausted", "stage.memory")
+        assert "no room for the next chunk" in message
