@@ -66,6 +66,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // Whoever watches the deadlines finds nobody to watch them for.
         self.deadlines.notify_one();
+        // Before the index goes, which would take the files with it.
+        if let Some(spill) = &self.spill {
+            spill.leave();
+        }
     }
 }
 
@@ -128,8 +132,9 @@ impl HostStore {
         })
     }
 
-    /// Ends the store in an orderly way: its objects are gone, and so is the keeper of their memory. Nothing comes over
-    /// to the next process. A store that is dropped without this leaves everything to that one. Blocks for a moment.
+    /// Ends the store in an orderly way: its objects are gone, and so are their files and the keeper of their memory.
+    /// Nothing comes over to the next process. A durable store that is dropped without this leaves everything to that one.
+    /// Blocks for a moment.
     ///
     /// # Errors
     /// [`KeeperError`] where the keeper did not answer; it ends by itself.
@@ -137,6 +142,9 @@ impl HostStore {
         let sealed = self.inner.lock().sealed();
         for payload in sealed {
             self.remove(payload);
+        }
+        if let Some(spill) = &self.inner.spill {
+            spill.end();
         }
         match &self.inner.durable {
             Some(durable) => durable.keeping.stop(),

@@ -172,7 +172,7 @@ impl Spill {
         let nbytes = file::length(parts)?;
         let mut books = self.shared.books();
         let used = books.used.checked_add(nbytes)?;
-        if books.is_paused() || books.writes >= MAX_WRITES || used > self.shared.quota {
+        if self.shared.is_closing() || books.is_paused() || books.writes >= MAX_WRITES || used > self.shared.quota {
             return None;
         }
         books.used = used;
@@ -267,6 +267,27 @@ impl Spill {
         }
     }
 
+    /// Stops writing, reading and removing. The files stay, if they are to outlive this, whatever is dropped afterwards.
+    pub(crate) fn leave(&self) {
+        if self.shared.stays {
+            self.stop();
+        } else {
+            self.end();
+        }
+    }
+
+    /// Stops writing and reading, and removes all files, also those that were to outlive this.
+    pub(crate) fn end(&self) {
+        self.stop();
+        // Where it fails, the next start sweeps.
+        let _ = self.shared.directory.sweep(&BTreeSet::new());
+    }
+
+    fn stop(&self) {
+        self.shared.closing.store(true, Ordering::Relaxed);
+        self.shared.workers.close();
+    }
+
     /// A file that an earlier store wrote; `None` where it is gone.
     pub(crate) fn adopt(&self, name: String, digest: Digest, parts: &[ByteCount]) -> Option<SpillFile> {
         let nbytes = file::length(parts)?;
@@ -282,12 +303,7 @@ impl Spill {
 
 impl Drop for Spill {
     fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::Relaxed);
-        self.shared.workers.close();
-        if !self.shared.stays {
-            // Where it fails, the next start sweeps.
-            let _ = self.shared.directory.sweep(&BTreeSet::new());
-        }
+        self.leave();
     }
 }
 

@@ -76,7 +76,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Begins an object if there is none under its key.
     ///
     /// # Errors
-    /// [`StoreError::Exists`] where there is one, sealed or being written: nothing is changed then.
+    /// [`StoreError::Exists`] where there is one, sealed, being written, or waiting for room: nothing is changed then.
     /// [`StoreError::Exhausted`] where no room came free within [`NewObject::wait`], [`StoreError::TooLarge`] where
     /// none ever could, [`StoreError::Fenced`] where the token may not write.
     ///
@@ -84,10 +84,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Dropping the future leaves nothing behind.
     async fn create(&self, object: NewObject) -> Result<Box<dyn Draft>, StoreError>;
 
-    /// The sealed object under this key. It can be read as long as the caller keeps it, also after a delete.
+    /// The sealed object under this key. It can be read as long as the caller keeps it, also after a delete. An object
+    /// that had left the memory is brought back, which may take time and room: [`Store::fetch`] needs no room.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], [`StoreError::NotSealed`].
+    /// [`StoreError::NotFound`], [`StoreError::NotSealed`]; where it is brought back, [`StoreError::Spill`],
+    /// [`StoreError::Corrupt`], and [`StoreError::Exhausted`] where there was no room within 30 seconds.
+    ///
+    /// # Cancel safety
+    /// Bringing it back goes on by itself.
     async fn get(&self, payload: PayloadId) -> Result<Arc<dyn Object>, StoreError>;
 
     /// Copies the sealed object into one destination for each part, of exactly its bytes, wherever the store has it: what
@@ -95,7 +100,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::NotSealed`]; [`StoreError::Destinations`] and [`StoreError::Target`] where
-    /// a destination does not fit. Some destinations may have been written then, none of them in part.
+    /// a destination does not fit; [`StoreError::Spill`] and [`StoreError::Corrupt`] where the bytes did not come back.
+    /// Some destinations may have been written then, none of them in part.
     ///
     /// # Cancel safety
     /// A copy under way ends by itself; until then the destinations are not idle.

@@ -30,10 +30,14 @@ const GRANULE: u64 = 4096;
 /// segment means one descriptor and one mapping per reader, and no space lost between segments.
 const SEGMENT: u64 = if cfg!(stagewire_loom) { 2 * GRANULE } else { 1 << 30 };
 
+/// Asking the machine how much memory it has takes some 100 µs: more than a small extent. So it is asked once for so many
+/// bytes.
+const HEADROOM: u64 = 16 << 20;
+
 /// Memory from which extents are allocated, up to a limit. Cloning gives another reference to the same arena.
 ///
-/// A freed extent is merged with its free neighbours and used again, lowest address first, so that the pages in use
-/// stay the ones already touched. A segment without extents is kept for reuse until [`Arena::trim`], or until its room
+/// A freed extent is merged with its free neighbours and used again; the smallest piece that fits first, so that the
+/// pages in use stay the ones already touched. A segment without extents is kept for reuse until [`Arena::trim`], or until its room
 /// is needed for an extent that fits nowhere else.
 ///
 /// Segments of a process that has died can be adopted, see [`Arena::adopt`]: their extents are read as any others, but
@@ -68,6 +72,8 @@ struct State {
     segments: BTreeMap<u64, Pooled>,
     next_id: u64,
     allocated: u64,
+    /// Bytes for fresh pages that the machine had when it was last asked, and that were not taken since.
+    headroom: u64,
     /// Size of a new segment, where the limit allows it and no extent needs a larger one.
     segment: u64,
 }
@@ -78,6 +84,7 @@ impl Default for State {
             segments: BTreeMap::new(),
             next_id: 0,
             allocated: 0,
+            headroom: 0,
             segment: SEGMENT,
         }
     }
@@ -131,7 +138,8 @@ impl Arena {
         if len == 0 {
             return Err(ArenaError::Empty);
         }
-        let mut state = self.inner.lock();
+        let mut guard = self.inner.lock();
+        let state = &mut *guard;
         let exhausted = |state: &State| ArenaError::Exhausted {
             requested: ByteCount(len),
             allocated: ByteCount(state.allocated),
@@ -139,33 +147,35 @@ impl Arena {
             largest: ByteCount(state.largest(self.inner.limit)),
         };
         let Some(reserved) = len.checked_next_multiple_of(GRANULE) else {
-            return Err(exhausted(&state));
+            return Err(exhausted(state));
         };
         let id = match state.fitting(reserved) {
             Some(id) => id,
-            None if state.largest(self.inner.limit) < reserved => return Err(exhausted(&state)),
-            None => self.inner.grow(&mut state, reserved)?,
+            None if state.largest(self.inner.limit) < reserved => return Err(exhausted(state)),
+            None => self.inner.grow(state, reserved)?,
         };
         let pooled = state.segments.get_mut(&id).expect("the segment was just found or made");
-        let offset = pooled
-            .free
-            .first_fit(reserved)
-            .expect("the segment has a fitting range");
+        let offset = pooled.free.best_fit(reserved).expect("the segment has a fitting range");
         let end = offset + reserved;
         if end > pooled.touched {
             let needed = end - pooled.touched.max(offset);
-            if let Some(available) = (self.inner.available)().filter(|available| *available < needed) {
-                return Err(ArenaError::Memory {
-                    needed: ByteCount(needed),
-                    available: ByteCount(available),
-                });
+            if needed > state.headroom {
+                let available = (self.inner.available)().unwrap_or(u64::MAX);
+                if available < needed {
+                    return Err(ArenaError::Memory {
+                        needed: ByteCount(needed),
+                        available: ByteCount(available),
+                    });
+                }
+                state.headroom = available.min(needed.saturating_add(HEADROOM));
             }
+            state.headroom -= needed;
             pooled.touched = end;
         }
         pooled.free.take(offset, reserved);
         let segment = pooled.segment.clone();
         state.allocated += reserved;
-        drop(state);
+        drop(guard);
         Ok(ExtentMut::new(self.inner.clone(), segment, offset, len, reserved))
     }
 
@@ -298,7 +308,7 @@ impl State {
     /// The oldest segment with room for `reserved` bytes in one piece.
     fn fitting(&self, reserved: u64) -> Option<u64> {
         let mut segments = self.segments.iter();
-        segments.find_map(|(id, pooled)| pooled.free.first_fit(reserved).map(|_| *id))
+        segments.find_map(|(id, pooled)| pooled.free.best_fit(reserved).map(|_| *id))
     }
 
     /// Segments without extents, and their bytes.

@@ -172,6 +172,16 @@ impl Scrape {
             ),
             ("store_used_bytes", "Bytes that the store holds", self.store.used().0),
             ("store_limit_bytes", "Bytes that the store may hold", self.store.limit.0),
+            (
+                "store_spilled_payloads_count",
+                "Payloads that the store has in files",
+                self.store.spilled.objects,
+            ),
+            (
+                "store_spilled_bytes",
+                "Bytes of payloads that the store has in files",
+                self.store.spilled.nbytes.0,
+            ),
             ("transfer_pins_count", "Pins on memory of the server", host.pins_held),
             ("transfer_regions_count", "Regions of the server", host.regions),
             (

@@ -1,6 +1,7 @@
 //! Stores whose process is killed: what they sealed is there again.
 
 mod child;
+mod files;
 
 use std::collections::BTreeMap;
 use std::path::Path;

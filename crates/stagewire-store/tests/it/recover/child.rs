@@ -247,7 +247,7 @@ impl Drop for Child {
 }
 
 /// The process that has the keeper's lock in `dir` open.
-fn keeper_of(dir: &Path) -> Option<Pid> {
+pub(super) fn keeper_of(dir: &Path) -> Option<Pid> {
     let lock = dir.join("data/keeper.lock").canonicalize().ok()?;
     let processes = std::fs::read_dir("/proc").expect("Linux");
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
