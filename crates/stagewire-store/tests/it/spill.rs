@@ -315,7 +315,7 @@ async fn a_write_that_fails_leaves_the_object_in_memory_and_says_why() {
     put(&store, id(0), 0, &[4 * PAGE], HELD, PATIENCE)
         .await
         .expect("there is room");
-    let full = put(&store, id(1), 1, &[PAGE], HELD, Duration::from_millis(100)).await;
+    let full = put(&store, id(1), 1, &[PAGE], HELD, Duration::from_secs(1)).await;
     let full = full.expect_err("nothing can move");
     let fault = store
         .usage()
@@ -346,7 +346,7 @@ async fn a_full_disk_leaves_the_object_in_memory_and_says_so() {
     put(&store, id(0), 0, &[16 * PAGE], HELD, PATIENCE)
         .await
         .expect("there is room");
-    let full = put(&store, id(1), 1, &[PAGE], HELD, Duration::from_millis(100)).await;
+    let full = put(&store, id(1), 1, &[PAGE], HELD, Duration::from_secs(1)).await;
     let full = full.expect_err("the disk is too small");
     let fault = store
         .usage()
@@ -477,7 +477,7 @@ async fn an_object_in_a_file_expires_and_its_file_goes() {
     let world = World::new().await;
     let store = world.spilling(4, 100).await;
     let mut object = stagewire_store::NewObject::new(id(0), [ByteCount(4 * PAGE)]);
-    object.expires = Some(Duration::from_millis(300));
+    object.expires = Some(Duration::from_millis(1500));
     store
         .create(object)
         .await
@@ -488,6 +488,7 @@ async fn an_object_in_a_file_expires_and_its_file_goes() {
     put(&store, id(1), 1, &[4 * PAGE], HELD, PATIENCE)
         .await
         .expect("it moves");
+    assert_eq!(store.usage().spilled.objects, 1);
     until("it has expired", || store.stats().expired.objects == 1).await;
     until("its file is gone", || world.files().is_empty()).await;
     let gone = store.get(id(0)).await.expect_err("it is over");
