@@ -143,7 +143,7 @@ impl Tensor {
                     &strides,
                     size,
                     &mut bytes,
-                )
+                );
             }
         });
         let pointer = NonNull::from(bytes.as_mut_slice()).cast();

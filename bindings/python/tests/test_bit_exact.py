@@ -188,8 +188,11 @@ def joined(parts: list[Any], dim: int) -> Any:
         return None
     if isinstance(parts[0], list):
         return [joined(list(column), dim) for column in zip(*parts, strict=True)]
-    whole = parts[0] if len(parts) == 1 else torch.cat([part.view(torch.uint8) for part in parts], dim)
-    return flat(whole if len(parts) == 1 else whole.view(parts[0].dtype))
+    if len(parts) == 1 or not any(part.numel() for part in parts):
+        dtype, shape, raw = flat(parts[0])
+        return (dtype, (*shape[:dim], sum(part.shape[dim] for part in parts), *shape[dim + 1 :]) if shape else (), raw)
+    whole = torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim)
+    return flat(whole.view(parts[0].dtype))
 
 
 def flat(value: Any) -> Any:

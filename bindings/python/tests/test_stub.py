@@ -80,20 +80,24 @@ def test_the_stub_has_the_functions_parameters() -> None:
 
 
 def test_everything_exported_is_documented() -> None:
+    import stagewire.aio
     import stagewire.client
     import stagewire.diffusion
     import stagewire.errors
     import stagewire.local
     import stagewire.modular
+    import stagewire.mooncake
     import stagewire.pipeline
 
     for module in (
         stagewire,
+        stagewire.aio,
         stagewire.client,
         stagewire.diffusion,
         stagewire.errors,
         stagewire.local,
         stagewire.modular,
+        stagewire.mooncake,
         stagewire.pipeline,
     ):
         assert module.__doc__
