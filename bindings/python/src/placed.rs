@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use rand::random;
 use stagewire_core::{
-    Capability, Chunking, Handle as CoreHandle, Incarnation, PayloadId, Peer, ProcessRef, RegionRef, StageName,
+    Capability, Chunking, Handle as CoreHandle, Incarnation, Lease, PayloadId, Peer, ProcessRef, RegionRef, StageName,
     TransferMode, TransportAddress,
 };
 
@@ -85,6 +85,22 @@ pub(crate) fn payload_place<'py>(py: Python<'py>, handle: &Handle, transport: &s
     let places = &handle.inner().holder.transports;
     let place = places.iter().find(|place| place.transport == transport)?;
     Some(PyBytes::new(py, &place.address))
+}
+
+/// The name of a lease, and its seconds where it has some.
+#[pyfunction]
+pub(crate) fn parse_lease(py: Python<'_>, text: &str) -> PyResult<(&'static str, Option<f64>)> {
+    match text.parse::<Lease>().map_err(|error| raise_from(py, &error))? {
+        Lease::DeleteOnConsume => Ok(("delete_on_consume", None)),
+        Lease::Ttl(ttl) => Ok(("ttl", Some(ttl.as_secs_f64()))),
+        Lease::Pinned => Ok(("pinned", None)),
+        Lease::Cached => Ok(("cached", None)),
+        other => Err(invalid(
+            py,
+            "payload.lease",
+            format!("Mooncake Store has no lease {other}"),
+        )),
+    }
 }
 
 /// Where each tensor's part of chunk `index` lies in it.

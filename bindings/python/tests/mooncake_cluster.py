@@ -112,13 +112,12 @@ class Master:
 
 
 class Child:
-    """`mooncake_store_peer.py` in a process of its own: a client, which lends memory where it is told to."""
+    """A script in a process of its own: by default a client of the store, which lends memory where it is told to."""
 
-    def __init__(self, master: str, **options: Any) -> None:
+    def __init__(self, master: str, *, script: str = "mooncake_store_peer.py", **options: Any) -> None:
         environment = os.environ | {"STAGEWIRE_PEERS": str(peers.FOLDER), "PYTHONPATH": os.pathsep.join(sys.path)}
-        script = Path(__file__).with_name("mooncake_store_peer.py")
         self.process = subprocess.Popen(
-            [sys.executable, script, json.dumps({"master": master, **options})],
+            [sys.executable, Path(__file__).with_name(script), json.dumps({"master": master, **options})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

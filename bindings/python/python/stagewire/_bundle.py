@@ -57,6 +57,11 @@ class Imported:
             else:
                 self.entries.append((name, self._one(name, value, strict)))
 
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in order."""
+        values = [value for _, value in self.entries if value is not None]
+        return [one for value in values for one in (value if isinstance(value, list) else [value])]
+
     def _one(self, name: str, value: Any, strict: bool) -> Tensor:
         self._count += 1
         if self._place is not None and getattr(value, "is_cuda", False):

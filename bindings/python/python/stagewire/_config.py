@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TRANSPORTS = ("auto", "shm", "tcp")
-STORES = ("host",)
+STORES = ("host", "mooncake")
+MOONCAKE_KEYS = {"master", "host", "segment_bytes", "block_bytes", "protocol", "devices", "start_deadline"}
 
 
 def transport(te_config: Mapping[str, Any] | None) -> str:
@@ -23,14 +24,24 @@ def transport(te_config: Mapping[str, Any] | None) -> str:
     return _one_of("te_config", "transport", given.get("transport", TRANSPORTS[0]), TRANSPORTS)
 
 
-def store(store_config: Mapping[str, Any] | None) -> str:
-    """Which store keeps payloads, from ``store_config``.
+def store(store_config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a `stagewire.mooncake_store.MooncakeStore` is made with, from ``store_config``; None for the host store.
 
     Raises:
         Invalid: A key or value is not known.
     """
-    given = _checked("store_config", store_config, {"backend"})
-    return _one_of("store_config", "backend", given.get("backend", STORES[0]), STORES)
+    known = {"backend"}
+    if hasattr(store_config, "items") and dict(store_config or {}).get("backend") == "mooncake":
+        known |= MOONCAKE_KEYS
+    given = _checked("store_config", store_config, known)
+    if _one_of("store_config", "backend", given.pop("backend", STORES[0]), STORES) == "host":
+        return None
+    if not isinstance(given.get("master"), str):
+        raise Invalid(
+            f"the master in store_config is {given.get('master')!r}; it must be text: 'host:port'",
+            reason="connector.config",
+        )
+    return given
 
 
 def _checked(name: str, given: Mapping[str, Any] | None, known: set[str]) -> dict[str, Any]:

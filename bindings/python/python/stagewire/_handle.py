@@ -21,6 +21,10 @@ class Described:
     def __init__(self, native: Handle) -> None:
         self._native = native
 
+    def native(self) -> Handle:
+        """It, once it says where the payload is."""
+        return self._native
+
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` made.

@@ -69,8 +69,9 @@ class Client:
         wheel = _wheel()
         arguments = (host, "P2PHANDSHAKE", 0, _LOCAL_BUFFER, protocol, devices, master)
         _rehearse(arguments, master, within)
-        self.config = wheel.ReplicateConfig()
-        self.config.with_hard_pin = True
+        self.evictable = wheel.ReplicateConfig()
+        self.pinned = wheel.ReplicateConfig()
+        self.pinned.with_hard_pin = True
         store = wheel.MooncakeDistributedStore()
         returned = int(store.setup(*arguments[:2], segment_bytes, *arguments[3:]))
         # What failed to start must not be touched again, not even to close it.

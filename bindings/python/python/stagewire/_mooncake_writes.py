@@ -59,11 +59,11 @@ class Writes:
     def stats(self) -> dict[str, int]:
         return {"written_bytes": self._bytes, "write_staged_bytes": self._staged}
 
-    def reserve(self, layout: Layout, until: float) -> int:
+    def reserve(self, layout: Layout, until: float, *, pinned: bool = True) -> int:
         """Begins all objects of a payload, or none. 0, or the number that says why not."""
         keys = [layout.header_key, *map(layout.key, layout.blocks())]
         sizes = [layout.header_bytes, *(block.nbytes for block in layout.blocks())]
-        config = self._client.config
+        config = self._client.pinned if pinned else self._client.evictable
 
         def start(store: Any) -> int:
             codes = list(store.batch_put_session_start(keys, sizes, config))

@@ -34,16 +34,17 @@ from ._consume import Destinations, Reader
 from ._device import Copier, Staging
 from ._handle import Described, StageHandle
 from ._host_store import HostStore
-from ._native import Connector, Publication, parse_bytes
+from ._native import Connector, Handle, Publication, parse_bytes, payload_place
 from ._payload import ONE, Lease, StagePayload, to_json
 from ._stream import StreamingPublish
-from .errors import Invalid, StagewireError
+from .errors import Invalid, StagewireError, Unsupported
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ._bundle import Framework
+    from ._mooncake_backend import Backend
 
 __all__ = [
     "DiffusionConnector",
@@ -61,6 +62,9 @@ TransferMode: TypeAlias = Literal["p2p", "store", "auto"]
 
 _MODES = ("p2p", "store", "auto")
 
+MOONCAKE = "mooncake-store"
+"""Where a handle says that its payload is in Mooncake Store."""
+
 
 class DiffusionConnector:
     """Publishes payloads of this process and consumes those of others.
@@ -76,7 +80,9 @@ class DiffusionConnector:
             consumer dies before it is done, the payload goes to the store. `StageHandle.mode` and
             `StageHandle.mode_reason` tell which way and why.
         store_config: Which store keeps payloads: ``{"backend": "host"}``, the default, is the `HostStore` of the run
-            directory.
+            directory. ``{"backend": "mooncake", "master": "10.0.0.1:50051"}`` is a Mooncake Store, for consumers on any
+            host, which need it, too; further keys are those of `stagewire.mooncake_store.MooncakeStore`. A payload does
+            not move there when a consumer dies: ``auto`` chooses it where the consumer is not known.
         te_config: How bytes of tensors outside this connector's shared memory move: ``{"transport": "auto"}``, the
             default, lets consumers read them where they are, where the kernel allows that. ``"shm"`` copies them once
             into shared memory, which consumers map. ``"tcp"`` sends them.
@@ -114,10 +120,17 @@ class DiffusionConnector:
         self._copied_bytes = 0
         self._under_way: list[Publication] = []
         self._copier = Copier()
-        _config.store(store_config)
+        mooncake = _config.store(store_config)
         transport, size = _config.transport(te_config), parse_bytes(str(arena_bytes))
         self._run_dir = _rundir.find(run_dir)
         self._native = Connector(self._run_dir, role, arena_bytes=size, transport=transport)
+        self._store: Backend | None = None
+        if mooncake is not None:
+            try:
+                self._store = _mooncake(mooncake, role, deadline)
+            except BaseException:
+                self._native.close()
+                raise
 
     @property
     def address(self) -> bytes:
@@ -147,6 +160,11 @@ class DiffusionConnector:
                 or the mode is ``store`` and no store runs in this run directory.
             Exhausted: The shared memory is full.
         """
+        auto = self.transfer_mode == "auto" and consumer is None
+        if self._store is not None and (auto or self.transfer_mode == "store"):
+            imported = Imported(payload.bundle(), strict=strict)
+            self._count(imported)
+            return self._store.publish(payload, imported, expires, auto=auto)
         publication = self._publish(payload, consumer=consumer, strict=strict, expires=expires)
         return StageHandle(publication.handle, publication, self._native.release_own)
 
@@ -161,6 +179,11 @@ class DiffusionConnector:
         Of a tensor on a CUDA device, chunks are copied when they are ready, and visible once the stream that was the
         current one at `StreamingPublish.ready` has come so far.
         """
+        if self._store is not None and self.transfer_mode == "store":
+            raise Unsupported(
+                "open() is not for payloads in Mooncake Store, which takes complete ones: use publish()",
+                reason="connector.mode",
+            )
         publication, staging = self._open(payload, consumer=consumer, expires=expires)
         handle = StageHandle(publication.handle, publication, self._native.release_own)
         return StreamingPublish(publication, handle, staging)
@@ -211,13 +234,17 @@ class DiffusionConnector:
         )
         if staging:
             staging.begin(publication.handle.num_chunks)
+        self._count(imported)
         with self._lock:
-            self._copies += imported.copies
-            self._copied_bytes += imported.copied_bytes
             self._under_way = [earlier for earlier in self._under_way if not earlier.settled]
             if not publication.settled:
                 self._under_way.append(publication)
         return publication
+
+    def _count(self, imported: Imported) -> None:
+        with self._lock:
+            self._copies += imported.copies
+            self._copied_bytes += imported.copied_bytes
 
     def consume(
         self,
@@ -272,14 +299,36 @@ class DiffusionConnector:
     ) -> Reader:
         if not isinstance(handle, Described):
             handle = Described.from_bytes(handle)
-        native = handle._native
+        native = handle.native()
         single = [name for name, _ in native.entries] == [ONE] and isinstance(native.entries[0][1], tuple)
         if dst is not None and single and not hasattr(dst, "items"):
             dst = {ONE: dst}
-        destinations = None if dst is None else Destinations(native, dst)
         within = self.deadline if deadline is None else deadline
+        place = payload_place(native, MOONCAKE)
+        if place is not None and dst is None:
+            dst = self._room(native, framework)
+        destinations = None if dst is None else Destinations(native, dst)
+        if place is not None:
+            if self._store is None or destinations is None:
+                raise Unsupported(
+                    f"payload {native.payload_id} is in a Mooncake Store: give the connector its store_config",
+                    reason="store.none",
+                )
+            reading: Any = self._store.consumer(native, place, destinations.tensors, within)
+            return Reader(native, reading, destinations, framework, single=ONE if single else None)
         consumer = self._native.consume(native, None if destinations is None else destinations.tensors, deadline=within)
         return Reader(native, consumer, destinations, framework, single=ONE if single else None)
+
+    def _room(self, handle: Handle, framework: Framework | None) -> dict[str, Any]:
+        """Tensors for a payload that cannot be mapped."""
+
+        def one(spec: tuple[str, tuple[int, ...]]) -> Any:
+            return self.allocate(spec[1], spec[0], framework=framework)
+
+        return {
+            name: None if spec is None else [one(item) for item in spec] if isinstance(spec, list) else one(spec)
+            for name, spec in handle.entries
+        }
 
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, framework: Framework | None = None) -> Any:
         """A tensor in this connector's shared memory: publishing it, or a contiguous part of it, copies nothing.
@@ -313,11 +362,15 @@ class DiffusionConnector:
             Denied: The handle is forged.
             Unavailable: Who holds it does not answer.
         """
-        self._native.release(handle._native)
+        if self._store is not None and self._store.release(handle.payload_id):
+            return
+        native = handle.native()
+        if payload_place(native, MOONCAKE) is None:
+            self._native.release(native)
 
     def live(self) -> list[str]:
         """Ids of the payloads that this process holds."""
-        return self._native.live()
+        return self._native.live() + ([] if self._store is None else self._store.live())
 
     def stats(self) -> dict[str, int]:
         """Numbers: payloads, bytes, pins, regions.
@@ -332,7 +385,8 @@ class DiffusionConnector:
             "device_copies": self._copier.copies,
             "device_copied_bytes": self._copier.copied_bytes,
         }
-        return {**self._native.stats(), **own}
+        stored = {} if self._store is None else self._store.stats()
+        return {**self._native.stats(), **own, **stored}
 
     def close(self) -> None:
         """Releases every payload and ends every connection. Calling it again does nothing.
@@ -349,6 +403,8 @@ class DiffusionConnector:
                 with contextlib.suppress(StagewireError):
                     publication.wait_settled(max(0.0, until - time.monotonic()))
         finally:
+            if self._store is not None:
+                self._store.close()
             self._native.close()
 
     def __enter__(self) -> Self:
@@ -356,3 +412,9 @@ class DiffusionConnector:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _mooncake(options: Mapping[str, Any], role: str, deadline: float) -> Backend:
+    from ._mooncake_backend import Backend
+
+    return Backend(options, role, deadline)

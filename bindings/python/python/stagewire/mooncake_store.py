@@ -131,8 +131,11 @@ class MooncakeStore:
         sources = [(tensor, whole(tensor.nbytes)) for tensor in tensors]
         return self._put(sources, payload_id, self._until(deadline))
 
-    def _put(self, sources: list[tuple[Tensor, Run]], payload_id: str | None, until: float) -> Placed:
-        draft = Draft(self, self._reserve([run[1] * run[2] for _, run in sources], payload_id, until), sources)
+    def _put(
+        self, sources: list[tuple[Tensor, Run]], payload_id: str | None, until: float, *, pinned: bool = True
+    ) -> Placed:
+        layout = self._reserve([run[1] * run[2] for _, run in sources], payload_id, until, pinned=pinned)
+        draft = Draft(self, layout, sources)
         with draft:
             return draft._seal(until)
 
@@ -225,7 +228,7 @@ class MooncakeStore:
             Unavailable, Deadline: As `remove`.
         """
         key, what = placed.layout.claim_key, f"claiming payload {placed.payload_id} in Mooncake Store"
-        config = self._client.config
+        config = self._client.evictable
 
         def start(store: Any) -> int:
             return int(store.batch_put_session_start([key], [1], config)[0])
@@ -266,7 +269,15 @@ class MooncakeStore:
     def _until(self, deadline: float | None) -> float:
         return time.monotonic() + (self.deadline if deadline is None else deadline)
 
-    def _reserve(self, parts: list[int], payload_id: str | None, until: float, wait: float | None = None) -> Layout:
+    def _reserve(
+        self,
+        parts: list[int],
+        payload_id: str | None,
+        until: float,
+        wait: float | None = None,
+        *,
+        pinned: bool = True,
+    ) -> Layout:
         """Reserves keys and room, or leaves nothing behind. Room is waited for as long as `wait`, else `until`."""
         payload = uuid.uuid4() if payload_id is None else _uuid(payload_id)
         begun, pause = time.monotonic(), _PAUSE
@@ -274,7 +285,7 @@ class MooncakeStore:
         while True:
             # Each try is an attempt of its own: what became of the one before it does not matter.
             layout = Layout(payload, uuid.uuid4(), self.block_bytes, tuple(parts))
-            code = self._writes.reserve(layout, until)
+            code = self._writes.reserve(layout, until, pinned=pinned)
             if code == 0:
                 return layout
             what = f"payload {payload} of {layout.nbytes} bytes in blocks of at most {self.block_bytes}"

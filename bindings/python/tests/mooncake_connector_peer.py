@@ -1,0 +1,71 @@
+"""A consumer on another host: it shares nothing with the producer but the master. Told on stdin, answers on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+import peers
+
+peers.use_mooncake()
+
+from stagewire.diffusion import DiffusionConnector, StageHandle  # noqa: E402
+from stagewire.errors import StagewireError  # noqa: E402
+
+
+class Peer:
+    """The commands, by name."""
+
+    def __init__(self, master: str, **options: Any) -> None:
+        config = {"backend": "mooncake", "master": master, **options}
+        self.connector = DiffusionConnector(
+            "decode", "store", store_config=config, run_dir=tempfile.mkdtemp(prefix="sw-"), deadline=20.0
+        )
+        self.reading: Any = None
+
+    def consume(self, data: str, into: bool) -> dict[str, Any]:
+        """The shapes of all chunks, in order, and the sum and the hash of what came."""
+        import torch
+
+        handle = StageHandle.from_bytes(bytes.fromhex(data))
+        dst: Any = None
+        if into:
+            dst = torch.zeros(handle.shape, dtype=getattr(torch, handle.dtype))
+        shapes, bytes_ = [], b""
+        for chunk in self.connector.consume(handle, dst=dst, framework=None if into else "torch"):
+            shapes.append(list(chunk.shape))
+            bytes_ += chunk.contiguous().view(torch.uint8).numpy().tobytes()
+        return {"shapes": shapes, "bytes": bytes_.hex(), "stats": self.connector.stats()}
+
+    def fetch(self, data: str) -> dict[str, Any]:
+        found = self.connector.fetch(bytes.fromhex(data), framework="torch")
+        return {name: None if value is None else str(value) for name, value in found.items()}
+
+    def begin(self, data: str) -> list[int]:
+        """The shape of the first chunk, and no more."""
+        self.reading = self.connector.consume(bytes.fromhex(data), framework="torch")
+        return list(next(self.reading).shape)
+
+    def give_up(self) -> None:
+        self.reading.close()
+
+
+def main() -> None:
+    peer = Peer(**json.loads(sys.argv[1]))
+    print('@@"ready"', flush=True)  # noqa: T201
+    for line in sys.stdin:
+        command, arguments = json.loads(line)
+        try:
+            answer = getattr(peer, command)(*arguments)
+        except StagewireError as error:
+            answer = {"reason": error.reason, "message": error.message}
+        print(f"@@{json.dumps(answer)}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
+    # The wheel's threads may hang in the interpreter's end.
+    os._exit(0)
