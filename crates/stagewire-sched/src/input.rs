@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ pub enum Input {
     Restarted {
         /// The new epoch.
         epoch: Epoch,
+        /// Payloads that the store still has.
+        stored: BTreeSet<PayloadId>,
     },
     /// Somebody wants a job done. The id that counts is [`Decision::job`](crate::Decision::job): with a known key
     /// it is the job of the first submission.

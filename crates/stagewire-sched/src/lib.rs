@@ -53,7 +53,7 @@
 //! let topology = Topology::new(vec![StageSpec::new(paint.clone())], vec![])?;
 //! let mut sched = Sched::new(topology, Limits::default());
 //! let now = Timestamp(1_000);
-//! drive(&mut sched, now, Input::Restarted { epoch: Epoch(1) })?;
+//! drive(&mut sched, now, Input::Restarted { epoch: Epoch(1), stored: Default::default() })?;
 //! let worker = WorkerInfo {
 //!     incarnation: "00000000-0000-4000-8000-000000000001".parse()?,
 //!     stage: paint,

@@ -72,7 +72,7 @@ impl Sched {
     /// `Fenced` where its attempt was superseded; send it a refusal, on which it stops the attempt and drops the payload.
     pub fn decide(&self, now: Timestamp, input: Input) -> Result<Decision, Refusal> {
         match input {
-            Input::Restarted { epoch } => self.restarted(now, epoch),
+            Input::Restarted { epoch, stored } => self.restarted(now, epoch, &stored),
             Input::Submit { job, params, key } => self.submit(now, job, params, key),
             Input::Cancel { job } => self.cancel(now, job),
             Input::WorkerAttached {

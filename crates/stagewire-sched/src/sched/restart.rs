@@ -1,4 +1,6 @@
-use stagewire_core::{Epoch, Timestamp};
+use std::collections::BTreeSet;
+
+use stagewire_core::{Epoch, PayloadId, Timestamp};
 
 use super::Sched;
 use super::plan::Plan;
@@ -7,8 +9,14 @@ use crate::{Decision, Event, Holder, OfferEnd, Refusal};
 
 impl Sched {
     /// The server has started on a replayed journal. What workers ran and held is kept until they attach, for a while; what
-    /// the store held died with the last server. Every job is looked at, as the pipeline may be another one than before.
-    pub(super) fn restarted(&self, now: Timestamp, epoch: Epoch) -> Result<Decision, Refusal> {
+    /// the store held is lost where it is not among `there`. Every job is looked at, as the pipeline may be another one than
+    /// before.
+    pub(super) fn restarted(
+        &self,
+        now: Timestamp,
+        epoch: Epoch,
+        there: &BTreeSet<PayloadId>,
+    ) -> Result<Decision, Refusal> {
         if epoch <= self.epoch {
             let current = self.epoch;
             return Err(Refusal::Epoch { epoch, current });
@@ -25,6 +33,7 @@ impl Sched {
                 .iter()
                 .filter(|run| run.output.holder() == Some(Holder::Store));
             let stored = stored.filter_map(|run| Some(run.output.live()?.id));
+            let stored = stored.filter(|payload| !there.contains(payload));
             let (offers, stored): (Vec<_>, Vec<_>) = (offers.collect(), stored.collect());
             plan.change(*id, |job| {
                 for token in offers {

@@ -103,6 +103,30 @@ fn what_the_store_held_is_made_again() {
 }
 
 #[test]
+fn what_the_store_still_has_is_not_made_again() {
+    let edges = vec![stored(whole("encode", "denoise")), stored(whole("denoise", "decode"))];
+    let mut world = World::new(topology(&["encode", "denoise", "decode"], edges));
+    let [encoder, denoiser] = ["encode", "denoise"].map(|stage| world.attach(stage, 1));
+    let (kept, lost) = (world.submit(), world.submit());
+    for _ in 0..2 {
+        world.run(encoder);
+    }
+    for _ in 0..2 {
+        world.run(denoiser);
+    }
+    let latents = world.live(kept);
+    assert_eq!(latents.len(), 1);
+    world.restart_with(latents);
+    assert_eq!(world.phases(kept), ["done", "done", "queued"]);
+    assert_eq!(world.phases(lost), ["queued", "blocked", "blocked"]);
+    assert_eq!(world.releases(), []);
+    let decoder = world.attach("decode", 1);
+    world.run(decoder);
+    assert_eq!(world.state(kept), "succeeded");
+    assert_eq!(world.releases().len(), 1, "the store lets go of the latents");
+}
+
+#[test]
 fn a_stream_into_the_store_ends_with_the_store() {
     let edges = vec![whole("encode", "denoise"), stored(stream("denoise", "decode"))];
     let mut world = World::new(topology(&["encode", "denoise", "decode"], edges));
@@ -222,7 +246,8 @@ fn losses_and_failures_survive_a_restart() {
 fn an_epoch_is_used_once() {
     let mut world = World::new(topology(&["paint"], vec![]));
     for epoch in [Epoch(0), Epoch(1)] {
-        let refusal = world.refused(Input::Restarted { epoch });
+        let stored = Default::default();
+        let refusal = world.refused(Input::Restarted { epoch, stored });
         assert_eq!(
             (refusal.class(), refusal.reason()),
             (ErrorClass::Conflict, "server.epoch")
@@ -245,7 +270,13 @@ fn a_job_of_another_pipeline_does_not_wait_for_ever() {
     }
     let epoch = Epoch(2);
     let decision = sched
-        .decide(world.now, Input::Restarted { epoch })
+        .decide(
+            world.now,
+            Input::Restarted {
+                epoch,
+                stored: Default::default(),
+            },
+        )
         .expect("a higher epoch");
     for event in &decision.events {
         sched.apply(world.now, event);

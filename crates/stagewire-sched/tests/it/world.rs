@@ -90,7 +90,10 @@ impl World {
             inputs: BTreeMap::new(),
             released: BTreeSet::new(),
         };
-        world.does(Input::Restarted { epoch: Epoch(1) });
+        world.does(Input::Restarted {
+            epoch: Epoch(1),
+            stored: BTreeSet::new(),
+        });
         world
     }
 
@@ -386,6 +389,13 @@ impl World {
         job.stages().iter().map(|run| run.phase().name()).collect()
     }
 
+    /// The payloads of a job that somebody holds.
+    pub(crate) fn live(&self, job: JobId) -> BTreeSet<PayloadId> {
+        let stages = self.sched.job(job).expect("the job is remembered").stages();
+        let live = stages.iter().filter_map(|run| run.output().live());
+        live.map(|payload| payload.id).collect()
+    }
+
     /// State of a job in one word.
     pub(crate) fn state(&self, job: JobId) -> &'static str {
         self.sched.job(job).expect("the job is remembered").state().name()
@@ -393,6 +403,11 @@ impl World {
 
     /// The server dies and replays its journal: effects on their way are lost, and so is everything volatile.
     pub(crate) fn restart(&mut self) {
+        self.restart_with(BTreeSet::new());
+    }
+
+    /// The same, but the store still has these payloads.
+    pub(crate) fn restart_with(&mut self, stored: BTreeSet<PayloadId>) {
         let replayed = self.replayed();
         assert_eq!(
             replayed.snapshot(),
@@ -403,7 +418,10 @@ impl World {
         let (topology, limits) = (self.sched.topology().clone(), *self.sched.limits());
         let restored = Sched::restore(topology, limits, snapshot).expect("the same pipeline");
         let epoch = Epoch(self.sched.epoch().0 + 1);
-        let input = || Input::Restarted { epoch };
+        let input = || Input::Restarted {
+            epoch,
+            stored: stored.clone(),
+        };
         assert_eq!(
             restored.decide(self.now, input()),
             replayed.decide(self.now, input()),
