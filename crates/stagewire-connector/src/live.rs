@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, PayloadPhase, Peer, RegionRef};
+use stagewire_store::Object;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -19,12 +21,27 @@ use crate::Owner;
 use crate::wire::{End, Refusal, State};
 
 /// Whatever must live as long as the payload can be read: regions, staging memory, an object of a store.
+#[async_trait]
 pub(crate) trait Keep: fmt::Debug + Send + Sync {
     /// Chunk `index` is complete: the last chance to move its bytes to where consumers read them.
     fn complete(&self, _index: u32) {}
 
     /// Every chunk is complete: no byte changes any more.
     fn sealed(&self) {}
+
+    /// Brings the bytes to where consumers read them, if they are somewhere else.
+    async fn bring(&self) -> Result<Option<Brought>, Failure> {
+        Ok(None)
+    }
+}
+
+/// Bytes that stay where they are as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Brought {
+    /// Where that is, one region for each tensor.
+    pub(crate) regions: Vec<RegionRef>,
+    /// What keeps them there.
+    pub(crate) _object: Arc<dyn Object>,
 }
 
 /// One payload that this process holds.
@@ -124,9 +141,25 @@ impl Live {
     }
 
     /// Says that the bytes are somewhere else than the handle says, now and from now on.
-    #[expect(dead_code, reason = "for stores that bring payloads back to another place")]
-    pub(crate) fn move_to(&self, regions: Vec<RegionRef>) {
-        self.state.send_modify(|state| state.regions = Some(regions));
+    fn move_to(&self, regions: Vec<RegionRef>) {
+        self.state.send_if_modified(|state| {
+            let moved = *state.regions.as_ref().unwrap_or(&self.handle.regions) != regions;
+            if moved {
+                state.regions = Some(regions);
+            }
+            moved
+        });
+    }
+
+    /// Brings the bytes to where consumers read them, and keeps them there as long as the result lives.
+    pub(crate) async fn bring(&self) -> Result<Option<Brought>, Failure> {
+        let keep = lock(&self.keep).clone();
+        let Some(keep) = keep else { return Ok(None) };
+        let brought = keep.bring().await?;
+        if let Some(brought) = &brought {
+            self.move_to(brought.regions.clone());
+        }
+        Ok(brought)
     }
 
     /// Lets `store` pull the payload with `right`, to keep it from then on.
@@ -392,7 +425,10 @@ impl Claim {
     /// The consumer has everything: a payload that is deleted on consume is, and one that a store has is there from now on.
     pub(crate) fn finish(self) {
         if let Some(store) = &self.mover {
-            self.table.release_this(&self.live, Gone::Moved(Arc::clone(store)));
+            // An orchestrator's payload stays until the store has answered: one that dies before is asked again.
+            if self.live.owner != Owner::Orchestrator {
+                self.table.release_this(&self.live, Gone::Moved(Arc::clone(store)));
+            }
         } else if self.live.owner.is_exclusive() {
             self.table.release_this(&self.live, Gone::Consumed);
         }

@@ -322,6 +322,16 @@ async fn watch(
         let _ = replies.send(Reply::Finished { id }).await;
         return;
     }
+    // Held as long as this consumer is there: what it reads stays in memory.
+    let _brought = match live.bring().await {
+        Ok(brought) => brought,
+        Err(failure) => {
+            watched.leave();
+            let refusal = Refusal::Failed(failure);
+            let _ = replies.send(Reply::Refused { id, refusal }).await;
+            return;
+        }
+    };
     let regions = moved.then(|| live.handle().regions.clone());
     let states = live.subscribe();
     drop(live);

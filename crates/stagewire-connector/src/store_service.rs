@@ -1,17 +1,27 @@
 //! The store's side of a put: pulls payloads into a [`HostStore`] and serves them from there.
 
+mod label;
+mod survivors;
+
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Handle, PayloadId, Token, TransferMode};
-use stagewire_store::{HostStore, NewObject, Reservation, Store, StoreError};
+use stagewire_core::{
+    ByteCount, Classify, ErrorClass, Failure, Handle, Lease, PayloadId, RegionRef, Token, TransferMode,
+};
+use stagewire_store::{HostStore, NewObject, Object, Reservation, Retention, Store, StoreError};
 use stagewire_transfer::{Target, empty_region};
+use tokio::sync::mpsc;
 
 use crate::connector::Shared;
-use crate::live::{Gone, Keep, Live};
+use crate::live::{Brought, Gone, Keep, Live};
 use crate::serve::{PutHandler, PutRequest};
-use crate::{Connector, ConsumeOptions, Consumer};
+use crate::{Connector, ConsumeOptions, Consumer, Owner};
+use label::Label;
+
+/// What making a cached payload again is taken to cost: only those of the same store are compared.
+const CACHED_COST: Duration = Duration::from_secs(1);
 
 /// Takes payloads that other processes put, and holds them until they are released or consumed.
 ///
@@ -34,6 +44,10 @@ impl StoreService {
             tracing::error!("this connector serves a store already; the second one gets no puts");
         }
         connector.shared().announce_store();
+        if let Some(departures) = service.store.departures() {
+            let departed = release_departed(Arc::downgrade(&service), departures);
+            connector.shared().runtime().spawn(departed);
+        }
         service
     }
 
@@ -76,10 +90,12 @@ impl StoreService {
         object.token = token;
         object.wait = wait;
         object.reservation = reservation;
+        object.retention = retention(owner);
+        object.label = Label::new(&handle, capability, owner, owner.life(expires)).encode();
         let mut draft = match self.store.create(object).await {
             Ok(draft) => draft,
             // The answer to an earlier put was lost.
-            Err(StoreError::Exists { sealed: true, .. }) => return self.existing(&shared, &handle),
+            Err(StoreError::Exists { sealed: true, .. }) => return existing(&shared, &handle).await,
             Err(error) => return Err(error.to_failure()),
         };
 
@@ -103,15 +119,12 @@ impl StoreService {
         }
         consumer.let_go();
         let object = draft.seal().await.map_err(|error| error.to_failure())?;
-        let regions = object.regions().into_iter();
         let producer = handle.holder.incarnation;
         let stored = Handle {
             mode: TransferMode::Store,
             holder: shared.peer().clone(),
             capability,
-            regions: regions
-                .map(|region| region.unwrap_or_else(|| empty_region("shm")))
-                .collect(),
+            regions: regions(&*object),
             ..handle
         };
         let keep = Stored {
@@ -138,13 +151,48 @@ impl StoreService {
         }
         Ok(stored)
     }
+}
 
-    fn existing(&self, shared: &Shared, handle: &Handle) -> Result<Handle, Failure> {
-        match shared.table().get(handle.payload) {
-            Some(live) if live.handle().mode == TransferMode::Store && live.handle().manifest == handle.manifest => {
-                Ok(live.handle().clone())
-            }
-            _ => Err(conflict(handle.payload)),
+/// The handle of a payload that is here already.
+async fn existing(shared: &Shared, handle: &Handle) -> Result<Handle, Failure> {
+    let live = shared
+        .table()
+        .get(handle.payload)
+        .ok_or_else(|| conflict(handle.payload))?;
+    let mut found = live.handle().clone();
+    if found.mode != TransferMode::Store || found.manifest != handle.manifest {
+        return Err(conflict(handle.payload));
+    }
+    if let Some(brought) = live.bring().await? {
+        found.regions = brought.regions;
+    }
+    Ok(found)
+}
+
+/// What the store may do with a payload of this owner when it needs room.
+const fn retention(owner: Owner) -> Retention {
+    match owner {
+        Owner::Lease(Lease::Cached) => Retention::Cached { cost: CACHED_COST },
+        _ => Retention::Held,
+    }
+}
+
+/// Where consumers read the object, one region for each tensor.
+fn regions(object: &dyn Object) -> Vec<RegionRef> {
+    let regions = object.regions().into_iter();
+    regions
+        .map(|region| region.unwrap_or_else(|| empty_region("shm")))
+        .collect()
+}
+
+/// Tells consumers of payloads that the store has taken away by itself.
+async fn release_departed(service: Weak<StoreService>, mut departures: mpsc::UnboundedReceiver<PayloadId>) {
+    while let Some(payload) = departures.recv().await {
+        let Some(service) = service.upgrade() else { return };
+        if let Some(shared) = service.shared.upgrade()
+            && !service.store.has(payload)
+        {
+            shared.table().release(payload, Gone::Expired);
         }
     }
 }
@@ -173,7 +221,16 @@ struct Stored {
     payload: PayloadId,
 }
 
-impl Keep for Stored {}
+#[async_trait]
+impl Keep for Stored {
+    async fn bring(&self) -> Result<Option<Brought>, Failure> {
+        let object = self.store.get(self.payload).await.map_err(|error| error.to_failure())?;
+        Ok(Some(Brought {
+            regions: regions(&*object),
+            _object: object,
+        }))
+    }
+}
 
 impl Drop for Stored {
     fn drop(&mut self) {

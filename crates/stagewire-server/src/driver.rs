@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use stagewire_core::{Classify, ErrorClass, JobId, Timestamp};
 use stagewire_sched::{Input, Refusal, Sched};
+use stagewire_store::Survivor;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -150,8 +151,18 @@ impl Drive {
             self.outlet.store.grant(token);
         }
         let epoch = self.batch.epoch();
-        self.process(vec![Command::Decide(Input::Restarted { epoch }, None)])
-            .await
+        let survivors = self.outlet.store.survivors();
+        let stored = survivors.iter().map(|survivor| survivor.payload).collect();
+        let restarted = Input::Restarted { epoch, stored };
+        self.process(vec![Command::Decide(restarted, None)]).await?;
+        for Survivor { payload, token, .. } in survivors {
+            // What a running attempt has put may not be published yet.
+            let wanted = token.is_some_and(|token| self.sched.is_running(token));
+            if !wanted && self.sched.payload_owner(payload).is_none() {
+                self.outlet.store.release(payload);
+            }
+        }
+        Ok(())
     }
 
     /// Works until it is told to stop. Gives the journal back, with everything in it.

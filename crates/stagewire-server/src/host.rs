@@ -5,26 +5,62 @@ use std::sync::Arc;
 use stagewire_api::RunDir;
 use stagewire_connector::{Connector, ConnectorOptions, StartError, StoreService};
 use stagewire_core::{ByteCount, PayloadId, StageName, Token};
-use stagewire_store::{HostStore, Store, TokenGate, Usage};
+use stagewire_store::{DurableOptions, HostStore, OpenError, Store, StoreOptions, Survivor, TokenGate, Usage};
 
-/// The server as a holder of payloads. What it holds dies with it: the scheduler then has it made again.
+/// The server as a holder of payloads. What it holds is there again when the next server opens the same store, unless
+/// it died with this one: the scheduler then has it made again.
 #[derive(Debug)]
 pub(crate) struct StoreHost {
     connector: Arc<Connector>,
     service: Arc<StoreService>,
+    survivors: Vec<Survivor>,
+}
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreHostError {
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
 }
 
 impl StoreHost {
-    /// Starts the transports of the server and serves a store of at most `limit` bytes. Nobody may write into it until
-    /// [`StoreHost::grant`].
-    pub(crate) async fn start(run_dir: &RunDir, limit: ByteCount) -> Result<Self, StartError> {
+    /// Starts the transports of the server and serves a store of at most `limit` bytes, with what the server before had.
+    /// Nobody may write into it until [`StoreHost::grant`].
+    pub(crate) async fn start(
+        run_dir: &RunDir,
+        limit: ByteCount,
+        durable: Option<DurableOptions>,
+    ) -> Result<Self, StoreHostError> {
         let role = StageName::new("store").expect("the name is allowed");
         let mut options = ConnectorOptions::new(run_dir.path(), role);
         options.arena_limit = HostStore::arena_limit(limit);
         let connector = Connector::start(options).await?;
-        let store = HostStore::new(connector.host(), limit, Arc::new(TokenGate::closed()));
-        let service = StoreService::serve(&connector, store);
-        Ok(Self { connector, service })
+        let mut options = StoreOptions::new(limit, Arc::new(TokenGate::closed()));
+        options.durable = durable;
+        match StoreService::open(&connector, options).await {
+            Ok((service, recovery)) => {
+                if !recovery.survivors.is_empty() || recovery.lost.objects > 0 {
+                    let (survivors, lost) = (recovery.survivors.len(), recovery.lost.objects);
+                    tracing::info!(survivors, lost, took = ?recovery.took, "opened the store of the server before");
+                }
+                Ok(Self {
+                    connector,
+                    service,
+                    survivors: recovery.survivors,
+                })
+            }
+            Err(error) => {
+                connector.close().await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// What the server before had put in.
+    pub(crate) fn survivors(&self) -> Vec<Survivor> {
+        self.survivors.clone()
     }
 
     /// For reading what workers publish.
@@ -61,7 +97,11 @@ impl StoreHost {
         self.service.store().usage()
     }
 
+    /// Ends it in an orderly way: nothing is kept for the next server.
     pub(crate) async fn close(&self) {
         self.connector.close().await;
+        if let Err(error) = self.service.store().close() {
+            tracing::warn!(%error, "the keeper of the store's memory was not told to end");
+        }
     }
 }

@@ -13,6 +13,7 @@ use stagewire_api::RunDir;
 use stagewire_api::v1::orchestrator_server::OrchestratorServer;
 use stagewire_core::{Classify, Failure};
 use stagewire_sched::{Flow, Limits, Sched, Topology};
+use stagewire_store::{DurableOptions, KeeperCommand};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -23,7 +24,7 @@ use crate::artefacts::Artefacts;
 use crate::clock::Clock;
 use crate::config::{Config, ServerSettings};
 use crate::driver::{Drive, Replayed, replay};
-use crate::host::StoreHost;
+use crate::host::{StoreHost, StoreHostError};
 use crate::http::{App, Guard, router};
 use crate::journal::{Journal, JournalError};
 use crate::metrics::Metrics;
@@ -56,6 +57,9 @@ pub struct ServerOptions {
     pub data_dir: Option<PathBuf>,
     /// How long things may take; `max_queued` is taken from the file.
     pub limits: Limits,
+    /// How to start the process that keeps the store's memory while no server runs. Without one, payloads in the store
+    /// die with the server, and are made again.
+    pub keeper: Option<KeeperCommand>,
 }
 
 impl ServerOptions {
@@ -67,6 +71,7 @@ impl ServerOptions {
             listen: None,
             data_dir: None,
             limits: Limits::default(),
+            keeper: None,
         }
     }
 }
@@ -135,8 +140,15 @@ impl Server {
         let artefacts = Arc::new(artefacts.map_err(|source| StartError::DataDir { path: dir, source })?);
         artefacts.sweep(results(&sched)).await;
 
-        let store = StoreHost::start(run_dir.dir(), options.config.server.store_bytes).await;
-        let store = Arc::new(store.map_err(|error| StartError::Store(Box::new(error)))?);
+        let durable = options.keeper.map(|keeper| DurableOptions {
+            dir: data_dir.join("store"),
+            keeper,
+        });
+        let store = StoreHost::start(run_dir.dir(), options.config.server.store_bytes, durable).await;
+        let store = Arc::new(store.map_err(|error| match error {
+            StoreHostError::Start(error) => StartError::Store(Box::new(error)),
+            StoreHostError::Open(error) => StartError::OpenStore(Box::new(error)),
+        })?);
         let metrics = Arc::new(Metrics::new());
         let workers = Arc::new(Workers::default());
         let outlet = Outlet {

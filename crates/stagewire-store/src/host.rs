@@ -12,14 +12,14 @@ mod rooms;
 
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
 use stagewire_transfer::{Extent, Host, Memory, RegisterError, RegisterOptions, Target, Transport};
 use tokio::runtime;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use crate::gate::same_job;
 use crate::journal::{Appended, Record};
@@ -60,6 +60,7 @@ struct Inner {
     spill: Option<Spill>,
     runtime: runtime::Handle,
     durable: Option<Arc<Durable>>,
+    departures: OnceLock<mpsc::UnboundedSender<PayloadId>>,
 }
 
 impl Drop for Inner {
@@ -110,6 +111,17 @@ impl HostStore {
     /// What it has done so far.
     pub fn stats(&self) -> StoreStats {
         self.inner.counts.stats()
+    }
+
+    /// The objects that it takes away by itself from now on: evicted, or expired. To be asked for once.
+    pub fn departures(&self) -> Option<mpsc::UnboundedReceiver<PayloadId>> {
+        let (sender, departures) = mpsc::unbounded_channel();
+        self.inner.departures.set(sender).ok().map(|()| departures)
+    }
+
+    /// Whether there is an object under this key, sealed or being written.
+    pub fn has(&self, payload: PayloadId) -> bool {
+        self.inner.lock().slot(payload).is_some()
     }
 
     /// Who may write and delete.
@@ -236,6 +248,7 @@ impl Inner {
             spill,
             runtime: runtime::Handle::current(),
             durable: None,
+            departures: OnceLock::new(),
         }
     }
 
@@ -274,9 +287,13 @@ impl Inner {
         }
     }
 
-    /// Writes that objects are gone, before anybody can write others under their keys.
+    /// Writes that objects were taken away, before anybody can write others under their keys.
     fn journal_gone(&self, payloads: impl IntoIterator<Item = PayloadId>) {
         for payload in payloads {
+            if let Some(departures) = self.departures.get() {
+                // Whoever listened may have gone.
+                let _ = departures.send(payload);
+            }
             if let Err(error) = self.journal(|| Record::Gone(payload)) {
                 // It is written with the next record.
                 tracing::error!(%payload, %error, "a payload that is gone is still in the store's index");

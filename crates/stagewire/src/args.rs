@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::command::{bench, doctor, job, jobs, serve, status, submit, up, worker};
+use crate::command::{bench, doctor, job, jobs, serve, status, store, submit, up, worker};
 use crate::exit::EXIT_HELP;
 
 const EXAMPLES: &str = "\
@@ -82,6 +82,7 @@ pub(crate) enum Command {
     Up(up::UpArgs),
     Serve(serve::ServeArgs),
     Worker(worker::WorkerArgs),
+    Store(store::StoreArgs),
     Submit(submit::SubmitArgs),
     Jobs(jobs::JobsArgs),
     Job(job::JobArgs),
@@ -90,6 +91,9 @@ pub(crate) enum Command {
     Stages(status::StagesArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
+    /// The process that keeps a store's memory while the store is dead.
+    #[command(hide = true)]
+    Keeper,
     /// The producing process of `bench`.
     #[command(hide = true)]
     BenchProducer(bench::ProducerArgs),
@@ -104,6 +108,7 @@ impl Command {
         match self {
             Self::Up(args) => args.serve.json,
             Self::Serve(args) => args.json,
+            Self::Store(args) => args.json,
             Self::Submit(args) => args.server.json,
             Self::Jobs(args) => args.server.json,
             Self::Job(args) => args.server.json,
@@ -112,7 +117,7 @@ impl Command {
             Self::Stages(args) => args.server.json,
             Self::Doctor(args) => args.json,
             Self::Bench(args) => args.json == Some(None),
-            Self::Worker(_) | Self::BenchProducer(_) | Self::DoctorPeer(_) => false,
+            Self::Worker(_) | Self::Keeper | Self::BenchProducer(_) | Self::DoctorPeer(_) => false,
         }
     }
 }

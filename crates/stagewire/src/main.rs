@@ -44,12 +44,14 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
     match cli.command {
         // Replaces this process: no runtime, no threads.
         Command::Worker(args) => command::worker::run(&args, global),
+        Command::Keeper => command::keeper::run(),
         command => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             let exit = runtime.block_on(async {
                 match command {
                     Command::Up(args) => command::up::run(args, global, output).await,
                     Command::Serve(args) => command::serve::run(args, global, output).await,
+                    Command::Store(args) => command::store::run(args, global, output).await,
                     Command::Submit(args) => command::submit::run(args, global, output).await,
                     Command::Jobs(args) => command::jobs::run(args, global, output).await,
                     Command::Job(args) => command::job::show(args, global, output).await,
@@ -60,7 +62,7 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
                     Command::Bench(args) => command::bench::run(args, output).await,
                     Command::BenchProducer(args) => bench::produce(args).await,
                     Command::DoctorPeer(args) => doctor::peer(args).await,
-                    Command::Worker(_) => unreachable!("handled above"),
+                    Command::Worker(_) | Command::Keeper => unreachable!("handled above"),
                 }
             });
             // What still runs in the background has nothing left to do for anyone.

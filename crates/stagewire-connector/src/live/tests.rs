@@ -196,7 +196,7 @@ fn who_moves_a_payload_keeps_consumers_waiting_who_would_end_it() {
     drop((consumer, moving));
 
     let world = World::new();
-    let live = world.hold(Owner::Orchestrator);
+    let live = world.hold(Owner::Lease(Lease::Pinned));
     let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
     let reader = world.watch().expect("any number may read this one");
     world.watch_as([7; 16]).expect("the store").finish();
@@ -204,6 +204,14 @@ fn who_moves_a_payload_keeps_consumers_waiting_who_would_end_it() {
     let store = live.handle().holder.clone();
     assert_eq!(world.watch().expect_err("it is in the store"), Refusal::Moved(store));
     assert_eq!(world.table.moved.load(Ordering::Relaxed), 1);
+
+    // The store may die before it has answered; an orchestrator has the payload moved again then.
+    let world = World::new();
+    let live = world.hold(Owner::Orchestrator);
+    let _moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
+    world.watch_as([7; 16]).expect("the store").finish();
+    world.watch_as([7; 16]).expect("the next store");
+    assert_eq!(world.table.moved.load(Ordering::Relaxed), 0);
 }
 
 #[test]

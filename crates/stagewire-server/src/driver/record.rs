@@ -130,7 +130,11 @@ mod tests {
             journal.append(&encode(&records)).unwrap();
             sched.snapshot()
         };
-        let mut snapshot = drive(&mut journal, 1, Input::Restarted { epoch: Epoch(1) }, vec![]);
+        let restarted = || Input::Restarted {
+            epoch: Epoch(1),
+            stored: Default::default(),
+        };
+        let mut snapshot = drive(&mut journal, 1, restarted(), vec![]);
         for n in 2..=20 {
             let job = JobId(Uuid::from_u128(n.into()));
             let note = Note {

@@ -28,7 +28,7 @@ impl Rig {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = stagewire_api::RunDir::locate(Some(&dir.path().join("run")));
-        let store = StoreHost::start(&run_dir, ByteCount(1 << 20)).await.unwrap();
+        let store = StoreHost::start(&run_dir, ByteCount(1 << 20), None).await.unwrap();
         let artefacts = Artefacts::open(&dir.path().join("artefacts"), TaskTracker::new()).unwrap();
         let outlet = Arc::new(Outlet {
             workers: Arc::new(Workers::default()),

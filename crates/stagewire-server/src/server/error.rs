@@ -41,6 +41,8 @@ pub enum StartError {
     NoDataDir,
     #[error("the host store cannot start")]
     Store(#[source] Box<stagewire_connector::StartError>),
+    #[error("the host store cannot take over what the server before left")]
+    OpenStore(#[source] Box<stagewire_store::OpenError>),
 }
 
 impl Classify for StartError {
@@ -53,6 +55,7 @@ impl Classify for StartError {
             Self::TokenRequired { .. } | Self::TokenFile { .. } | Self::NoDataDir => ErrorClass::Invalid,
             Self::Memory { .. } => ErrorClass::Exhausted,
             Self::Store(error) => error.class(),
+            Self::OpenStore(error) => error.class(),
         }
     }
 
@@ -66,6 +69,7 @@ impl Classify for StartError {
             Self::Memory { .. } => "server.memory",
             Self::DataDir { .. } | Self::NoDataDir => "server.data_dir",
             Self::Store(error) => error.reason(),
+            Self::OpenStore(error) => error.reason(),
         }
     }
 }

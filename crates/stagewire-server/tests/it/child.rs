@@ -5,10 +5,33 @@ use std::process::{Child, Command, Stdio};
 
 use stagewire_server::{RunDir, Server};
 
-use crate::site::{Http, Site, options, until};
+use stagewire_store::{KeeperCommand, KeeperOptions, run_keeper};
+
+use crate::site::{Http, PATIENCE, Site, options, until};
 
 /// Names the directory of the deployment to the child.
 const DIR: &str = "STAGEWIRE_TEST_SITE";
+
+/// Set where the store of the child outlives it.
+const KEEPS: &str = "STAGEWIRE_TEST_KEEPS";
+
+/// The keeper of the child's store, not a test.
+#[test]
+#[ignore = "run as a child process by the tests that kill servers"]
+fn keep() {
+    if let Some(options) = KeeperOptions::from_env() {
+        run_keeper(&options).unwrap();
+    }
+}
+
+pub(crate) fn keeper() -> KeeperCommand {
+    let program = std::env::current_exe().unwrap();
+    let args = ["child::keep", "--exact", "--ignored", "--nocapture"];
+    KeeperCommand {
+        linger: PATIENCE,
+        ..KeeperCommand::new(program, args)
+    }
+}
 
 /// The child itself, not a test: what `ChildServer` starts.
 #[tokio::test(flavor = "multi_thread")]
@@ -17,7 +40,9 @@ async fn serve() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let dir = Path::new(&dir);
     let config = std::fs::read_to_string(dir.join("stagewire.toml")).unwrap();
-    let server = Server::start(options(dir.to_owned(), &config)).await.unwrap();
+    let mut options = options(dir.to_owned(), &config);
+    options.keeper = std::env::var_os(KEEPS).map(|_| keeper());
+    let server = Server::start(options).await.unwrap();
     panic!("the server stopped: {}", server.stopped().await);
 }
 
@@ -31,12 +56,15 @@ pub(crate) struct ChildServer {
 impl ChildServer {
     pub(crate) async fn start(site: &Site) -> Self {
         std::fs::write(site.dir.path().join("stagewire.toml"), &site.config).unwrap();
-        let child = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["child::serve", "--exact", "--ignored", "--nocapture"])
             .env(DIR, site.dir.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::null());
+        if site.keeps {
+            command.env(KEEPS, "1");
+        }
+        let child = command.spawn().unwrap();
         let run_dir = RunDir::locate(Some(&site.run_dir()));
         let pid = child.id();
         let file = until("the child to announce itself", || async {

@@ -59,10 +59,62 @@ async fn so_they_do_with_several_at_once() {
     killed_after(Site::new(), &[6, 1, 6], 3).await;
 }
 
-/// What the store held dies with the server; its stages run again.
+/// Without a keeper what the store held dies with the server; its stages run again.
 #[tokio::test(flavor = "multi_thread")]
 async fn so_they_do_where_their_payloads_were_in_the_server() {
     killed_after(Site::stored(), &[3, 2, 4], 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn so_they_do_where_their_payloads_outlive_the_server() {
+    let mut site = Site::stored();
+    site.keeps = true;
+    killed_after(site, &[3, 2, 4], 2).await;
+}
+
+/// What was in the store is there under the next server, and nothing before it runs again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_store_has_is_not_made_again() {
+    let mut site = Site::stored();
+    site.keeps = true;
+    let server = ChildServer::start(&site).await;
+    let workers = Workers::attach(&site.run_dir()).await;
+    let first = server.http.submit("hold").await;
+    server.http.until_stage(&first, "denoise", "running").await;
+    // The conditions of the second one wait in the store for the only denoiser.
+    let second = server.http.submit("a red cat").await;
+    let encoded = server.http.until_stage(&second, "encode", "done").await;
+    server.kill();
+
+    let server = ChildServer::start(&site).await;
+    let (status, _) = server
+        .http
+        .post(&format!("/v1/jobs/{first}/cancel"), &serde_json::json!({}))
+        .await;
+    assert_eq!(status, 202);
+    let shown = server.http.until(&second, &["succeeded", "failed"]).await;
+    assert_eq!(shown["state"], "succeeded", "{shown}");
+    let stages = shown["stages"].as_array().unwrap();
+    let encode = stages.iter().find(|stage| stage["name"] == "encode");
+    assert_eq!(encode, Some(&encoded), "it ran again");
+    let (_, result) = server.http.get(&format!("/v1/jobs/{second}/result")).await;
+    let url = result["artefacts"][0]["url"].as_str().unwrap();
+    let bytes = server
+        .http
+        .request(Method::GET, url)
+        .send()
+        .await
+        .unwrap()
+        .bytes()
+        .await
+        .unwrap();
+    assert_eq!(bytes, video("a red cat", 4));
+    until("the store to be empty", || async {
+        let (_, stats) = server.http.get("/v1/stats").await;
+        (stats["store"]["bytes"] == 0 && stats["store"]["payloads"] == 0).then_some(())
+    })
+    .await;
+    workers.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

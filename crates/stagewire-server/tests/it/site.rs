@@ -52,6 +52,8 @@ arena-bytes = "64MiB"
 pub(crate) struct Site {
     pub(crate) dir: TempDir,
     pub(crate) config: String,
+    /// Whether the store of a server that is killed outlives it.
+    pub(crate) keeps: bool,
 }
 
 impl Site {
@@ -59,6 +61,7 @@ impl Site {
         Self {
             dir: tempfile::tempdir().unwrap(),
             config: PIPELINE.to_owned(),
+            keeps: false,
         }
     }
 

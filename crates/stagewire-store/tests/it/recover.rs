@@ -313,6 +313,52 @@ async fn a_directory_has_one_store_of_one_user() {
     store.close().expect("the keeper ends");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a measurement, to be run alone: prints how long it takes to take over 1,000 objects of 1 GiB together"]
+async fn time_to_recover() {
+    let (dir, limit, len) = (dir(), ByteCount(2 << 30), (1 << 30) / 1000);
+    let start = || async {
+        let options = HostOptions {
+            dir: dir.path().join("peers"),
+            incarnation: Incarnation(Uuid::new_v4()),
+            arena_limit: HostStore::arena_limit(limit),
+        };
+        let host = Host::start(options).await.expect("a host");
+        let mut options = StoreOptions::new(limit, Arc::new(TokenGate::open()));
+        options.durable = Some(DurableOptions {
+            dir: dir.path().join("data"),
+            keeper: keeper(),
+        });
+        let (store, recovery) = HostStore::open(&host, options).await.expect("it opens");
+        (host, store, recovery)
+    };
+    let (host, store, _) = start().await;
+    for n in 0..1000 {
+        put(&store, n, len, 1).await.expect("room");
+    }
+    drop((store, host));
+    for _ in 0..5 {
+        let (host, store, recovery) = start().await;
+        assert_eq!(recovery.adopted.objects, 1000);
+        println!(
+            "adopted 1,000 objects of {} in {:?}",
+            recovery.adopted.nbytes, recovery.took
+        );
+        drop((store, host));
+    }
+    let (host, store, _) = start().await;
+    for n in (0..1000).filter(|n| n % 5 > 1) {
+        store.delete(id(n), None).await.expect("it is there");
+    }
+    drop((store, host));
+    let (_host, store, recovery) = start().await;
+    println!(
+        "moved {} objects of {} in {:?}",
+        recovery.moved.objects, recovery.moved.nbytes, recovery.took
+    );
+    store.close().expect("the keeper ends");
+}
+
 /// Killed at random moments, in the middle of whatever it does, and opened by the next process again and again.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment() {

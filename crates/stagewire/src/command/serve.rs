@@ -6,6 +6,7 @@ use serde_json::json;
 use stagewire_core::Classify;
 use stagewire_server::{Config, RunDir, Server, ServerOptions};
 
+use super::keeper;
 use crate::args::Global;
 use crate::exit::{EXIT_HELP, Exit, Fault, OrExit};
 use crate::output::Output;
@@ -66,6 +67,7 @@ pub(super) async fn start(config: &Config, args: &ServeArgs, global: &Global) ->
     let mut options = ServerOptions::new(config.clone(), run_dir);
     options.listen = args.listen;
     options.data_dir = args.data_dir.clone();
+    options.keeper = Some(keeper::command());
     Server::start(options).await.map_err(|error| Fault {
         exit: Exit::of(error.class()),
         error: error.into(),

@@ -1,7 +1,7 @@
 use crate::world::World;
 
-const COMMANDS: [&str; 11] = [
-    "up", "serve", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "doctor", "bench",
+const COMMANDS: [&str; 12] = [
+    "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "doctor", "bench",
 ];
 
 fn help(args: &[&str]) -> String {

@@ -4,4 +4,5 @@ mod doctor;
 mod errors;
 mod help;
 mod serve;
+mod store;
 mod world;

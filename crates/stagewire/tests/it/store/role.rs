@@ -1,0 +1,264 @@
+//! A producer or consumer in a process of its own: does what its parent says, line by line.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use stagewire_connector::{Connector, ConnectorOptions, ConsumeError, ConsumeOptions, PublishSpec};
+use stagewire_core::{
+    Classify, DType, Entry, EntryValue, ErrorClass, Handle, Lease, Manifest, PayloadKind, StageName, TensorSpec,
+};
+
+/// Names the run directory to the child.
+const RUN_DIR: &str = "STAGEWIRE_TEST_ROLE";
+/// How long it tries, while a store is started again.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time that a store takes to be back.
+const RESTART: Duration = Duration::from_secs(10);
+
+/// The process itself, not a test.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run as a child process by the tests that kill it"]
+async fn play() {
+    let Some(run_dir) = std::env::var_os(RUN_DIR) else {
+        return;
+    };
+    let options = ConnectorOptions::new(run_dir, StageName::new("role").unwrap());
+    let connector = Connector::start(options).await.unwrap();
+    println!("\nready");
+    for line in std::io::stdin().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = match words[0] {
+            "put" => {
+                put(
+                    &connector,
+                    number(words[1]),
+                    number(words[2]),
+                    words[3].parse().unwrap(),
+                )
+                .await
+            }
+            "get" => get(&connector, decode(words[1]), number(words[2]), number(words[3])).await,
+            "look" => look(&connector, decode(words[1])).await,
+            "release" => match connector.release_handle(&decode(words[1])).await {
+                Ok(()) => "done".to_owned(),
+                Err(error) => error.to_string(),
+            },
+            "attack" => attack(&connector, decode(words[1]), words[2]).await,
+            other => panic!("{other}"),
+        };
+        println!("{answer}");
+    }
+}
+
+fn number(word: &str) -> u64 {
+    word.parse().unwrap()
+}
+
+fn decode(digits: &str) -> Handle {
+    let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();
+    let bytes: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect();
+    Handle::from_bytes(&bytes).unwrap()
+}
+
+/// Bytes that tell where they come from.
+fn pattern(seed: u64, len: u64) -> Vec<u8> {
+    let word = |n: u64| ((seed << 32) ^ n).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(word).collect();
+    bytes.truncate(len as usize);
+    bytes
+}
+
+/// Publishes, and has the store take it; asks again where that dies. Gives the handle, in hexadecimal digits.
+async fn put(connector: &Arc<Connector>, len: u64, seed: u64, lease: Lease) -> String {
+    let entry = Entry {
+        name: "bytes".to_owned(),
+        value: EntryValue::Tensor(TensorSpec::new(DType::U8, [len]).unwrap()),
+    };
+    let manifest = Manifest::new(PayloadKind::Latent, vec![entry]).unwrap();
+    let begin = Instant::now();
+    loop {
+        let mut memory = connector.host().arena().allocate(len).unwrap();
+        memory.copy_from_slice(&pattern(seed, len));
+        let spec = PublishSpec::new(format!("request {seed}"), manifest.clone(), lease);
+        let publication = connector.publish(spec, vec![memory.freeze().into()]).unwrap();
+        match connector.store(publication.handle(), None, PATIENCE).await {
+            Ok(handle) => return handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect(),
+            Err(error) => {
+                assert!(begin.elapsed() < PATIENCE, "{error:?}");
+                connector.release(publication.handle().payload);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+/// Consumes and compares: `same`, `other` or `gone`. Asks again where the store dies meanwhile.
+async fn get(connector: &Arc<Connector>, handle: Handle, len: u64, seed: u64) -> String {
+    let begin = Instant::now();
+    loop {
+        let fetched = async {
+            let mut consumer = connector.consume(handle.clone(), ConsumeOptions::within(PATIENCE))?;
+            consumer.fetch_all().await
+        };
+        match fetched.await {
+            Ok(fetched) => {
+                let same = fetched.tensors[0].to_vec() == pattern(seed, len);
+                return if same { "same" } else { "other" }.to_owned();
+            }
+            Err(error) if error.class() == ErrorClass::NotFound => return "gone".to_owned(),
+            // The next store does not know it.
+            Err(ConsumeError::PeerLost { .. }) if begin.elapsed() > RESTART => return "gone".to_owned(),
+            Err(error) => {
+                assert!(begin.elapsed() < PATIENCE, "{error:?}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+/// Whether a store that runs has the payload: `there` or `gone`.
+async fn look(connector: &Arc<Connector>, handle: Handle) -> String {
+    let mut consumer = connector.consume(handle, ConsumeOptions::within(PATIENCE)).unwrap();
+    match consumer.next().await {
+        Ok(_) => "there".to_owned(),
+        Err(ConsumeError::Gone { .. } | ConsumeError::PeerLost { .. }) => "gone".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Tries to change and to cut the memory that a payload is read from, here and at the store: `refused`, or what worked.
+async fn attack(connector: &Arc<Connector>, handle: Handle, store: &str) -> String {
+    use std::os::unix::fs::FileExt;
+    let mut consumer = connector.consume(handle, ConsumeOptions::within(PATIENCE)).unwrap();
+    let chunk = consumer.next().await.unwrap().unwrap();
+    let before = chunk.tensors[0].to_vec();
+    let mut tried = 0;
+    for process in ["self", store] {
+        for file in std::fs::read_dir(format!("/proc/{process}/fd")).unwrap() {
+            let path = file.unwrap().path();
+            let name = std::fs::read_link(&path).unwrap_or_default();
+            if !name.to_string_lossy().contains("memfd:stagewire-arena") {
+                continue;
+            }
+            // As one's own file it can be opened again, for writing as well.
+            let Ok(file) = std::fs::OpenOptions::new().read(true).write(true).open(&path) else {
+                continue;
+            };
+            tried += 1;
+            if file.write_all_at(b"x", 0).is_ok() {
+                return format!("wrote to {}", path.display());
+            }
+            if file.set_len(0).is_ok() || file.set_len(1 << 40).is_ok() {
+                return format!("cut {}", path.display());
+            }
+        }
+    }
+    if tried < 2 {
+        return format!("only {tried} files were found");
+    }
+    let same = chunk.tensors[0].to_vec() == before;
+    if same { "refused" } else { "changed" }.to_owned()
+}
+
+/// Killed when dropped.
+pub(super) struct Role {
+    process: std::process::Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Role {
+    pub(super) fn start(run_dir: &Path) -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["store::role::play", "--exact", "--ignored", "--nocapture"])
+            .env(RUN_DIR, run_dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let (commands, answers) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        let mut role = Self {
+            process,
+            commands,
+            answers: BufReader::new(answers),
+        };
+        while role.answer().unwrap() != "ready" {}
+        role
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        Pid::from_child(&self.process)
+    }
+
+    pub(super) fn is_alive(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
+    }
+
+    pub(super) fn kill(self) {
+        drop(self);
+    }
+
+    /// `None` once it is dead.
+    fn answer(&mut self) -> Option<String> {
+        let mut line = String::new();
+        match self.answers.read_line(&mut line) {
+            Ok(0) | Err(_) => None,
+            // An answer that was cut is none.
+            Ok(_) => line.strip_suffix('\n').map(str::to_owned),
+        }
+    }
+
+    fn try_ask(&mut self, command: &str) -> Option<String> {
+        writeln!(self.commands, "{command}").ok()?;
+        self.answer()
+    }
+
+    pub(super) fn ask(&mut self, command: &str) -> String {
+        self.try_ask(command).unwrap()
+    }
+
+    /// Its handle, in hexadecimal digits.
+    pub(super) fn try_put(&mut self, len: u64, seed: u64, lease: &str) -> Option<String> {
+        self.try_ask(&format!("put {len} {seed} {lease}"))
+    }
+
+    pub(super) fn put(&mut self, len: u64, seed: u64, lease: &str) -> String {
+        self.try_put(len, seed, lease).unwrap()
+    }
+
+    pub(super) fn try_get(&mut self, handle: &str, len: u64, seed: u64) -> Option<String> {
+        self.try_ask(&format!("get {handle} {len} {seed}"))
+    }
+
+    pub(super) fn get(&mut self, handle: &str, len: u64, seed: u64) -> String {
+        self.try_get(handle, len, seed).unwrap()
+    }
+
+    pub(super) fn look(&mut self, handle: &str) -> String {
+        self.ask(&format!("look {handle}"))
+    }
+
+    pub(super) fn try_release(&mut self, handle: &str) -> Option<String> {
+        self.try_ask(&format!("release {handle}"))
+    }
+
+    pub(super) fn release(&mut self, handle: &str) -> String {
+        self.try_release(handle).unwrap()
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        if matches!(self.process.try_wait(), Ok(None)) {
+            let _ = kill_process_group(self.pid(), Signal::KILL);
+        }
+        let _ = self.process.wait();
+    }
+}
