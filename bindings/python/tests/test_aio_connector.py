@@ -146,3 +146,16 @@ def test_a_store(run_dir: Path) -> None:
                 assert [int(tensor[0]) for tensor in found] == list(range(20))
 
     run(test())
+
+
+def test_mooncake_store_is_for_the_blocking_one(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+
+    class Backend:
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(diffusion, "_mooncake", lambda *options: Backend())
+    with pytest.raises(errors.Unsupported, match="for the blocking connector"):
+        aio.DiffusionConnector("p", "store", {"backend": "mooncake", "master": "127.0.0.1:1"}, run_dir=run_dir)
+    assert closed == [True]

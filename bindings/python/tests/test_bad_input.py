@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from processes import wait_for
 from stagewire import errors
 from stagewire.diffusion import DiffusionConnector, HostStore, StageHandle, StagePayload
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 X = torch.zeros(4, 5)
-HELD = ("live_payloads", "live_bytes", "regions", "pins_held", "consumers", "allocated_bytes", "segments")
+HELD = ("live_payloads", "live_bytes", "regions", "consumers", "allocated_bytes", "segments")
 
 
 @pytest.fixture(scope="module", params=["auto", "shm", "tcp"])
@@ -30,6 +31,7 @@ def conn(request: pytest.FixtureRequest) -> Iterator[DiffusionConnector]:
 
 
 def held(conn: DiffusionConnector) -> dict[str, int]:
+    wait_for(lambda: conn.stats()["pins_held"] == 0, "consumers have let go")
     stats = conn.stats()
     return {name: stats[name] for name in HELD}
 

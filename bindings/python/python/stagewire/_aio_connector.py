@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from . import diffusion
 from ._handle import Described, Published
 from ._stream import Stream
-from .errors import StagewireError
+from .errors import StagewireError, Unsupported
 
 if TYPE_CHECKING:
     import os
@@ -130,6 +130,12 @@ class DiffusionConnector:
             arena_bytes=arena_bytes,
             deadline=deadline,
         )
+        if self._blocking._store is not None:
+            self._blocking.close()
+            raise Unsupported(
+                "payloads in Mooncake Store are for the blocking connector, stagewire.diffusion.DiffusionConnector",
+                reason="connector.config",
+            )
 
     @property
     def address(self) -> bytes:
