@@ -45,6 +45,7 @@ where
     cached_objects_make_room_and_held_ones_do_not(&fresh(LIMIT).await).await;
     what_is_read_is_not_evicted(&fresh(LIMIT).await).await;
     deadlines_are_fixed(&fresh(LIMIT).await).await;
+    what_is_over_goes_first(&fresh(LIMIT).await).await;
 }
 
 fn new_id() -> PayloadId {
@@ -459,6 +460,18 @@ pub async fn deadlines_are_fixed(store: &dyn Store) {
     holds(store, &[1]);
     put(store, payload, &[5]).await.expect("the key is free");
     assert!(store.get(keeps).await.is_ok());
+}
+
+/// Nothing is evicted while something is there that has outlived its time.
+pub async fn what_is_over_goes_first(store: &dyn Store) {
+    let half = [LIMIT.0 / 2];
+    let cached = put_kept(store, cached(1), &half).await.expect("there is room");
+    for _ in 0..8 {
+        let mut object = NewObject::new(new_id(), half.map(ByteCount));
+        object.expires = Some(Duration::ZERO);
+        drop(put_object(store, object, &half).await.expect("the one before is over"));
+    }
+    check(&*store.get(cached).await.expect("there was no need"), cached, &half);
 }
 
 /// Who is not granted writes and deletes nothing. `store` is fresh and has the gate `gate`, which is closed.

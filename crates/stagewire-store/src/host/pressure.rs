@@ -95,6 +95,8 @@ impl Inner {
 
     /// Frees what those who wait need, as far as that is enough for one of them.
     fn relieve(self: &Arc<Self>) {
+        // What is over goes first, for nothing.
+        let _ = self.expire();
         let supply = {
             let index = self.lock();
             let movable = self.spill.as_ref().map_or(0, |spill| index.movable().min(spill.left()));

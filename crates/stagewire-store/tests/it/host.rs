@@ -19,7 +19,7 @@ fn peer(host: &Arc<Host>) -> Peer {
 #[tokio::test]
 async fn the_host_store_conforms() {
     let mut worlds = Vec::new();
-    for _ in 0..13 {
+    for _ in 0..14 {
         worlds.push(World::new().await);
     }
     let mut next = worlds.iter();

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use stagewire_core::ByteCount;
 use stagewire_store::{HostStore, NewObject, Object, Reservation, Retention, Store, StoreError};
 
-use crate::world::{PAGE, PATIENCE, World, check, fetch, id, pattern, until};
+use crate::world::{PAGE, PATIENCE, World, check, count, fetch, id, pattern, until};
 
 const PAGES: u64 = 12;
 
@@ -292,7 +292,7 @@ async fn run(steps: Vec<Step>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(count(24, 400)))]
 
     #[test]
     fn the_store_does_what_its_model_does(steps in prop::collection::vec(step(), 1..60)) {

@@ -8,7 +8,7 @@ use stagewire_core::ByteCount;
 use stagewire_store::{HostStore, NewObject, Retention, Store, StoreError};
 use stagewire_transfer::Target;
 
-use crate::world::{PAGE, PATIENCE, World, id, pattern, until};
+use crate::world::{PAGE, PATIENCE, World, count, id, pattern, until};
 
 const KEYS: u64 = 24;
 const TASKS: u64 = 8;
@@ -125,11 +125,7 @@ async fn many_writers_and_readers_each_get_whole_objects() {
     // The largest objects that all tasks may hold at once, and no more.
     let store = world.spilling(TASKS * 5, 1 << 20).await;
     let counts = Arc::<Counts>::default();
-    let steps = if std::env::var_os("STAGEWIRE_SOAK").is_some() {
-        20_000
-    } else {
-        400
-    };
+    let steps = count(400, 10_000).into();
     let tasks: Vec<_> = (0..TASKS)
         .map(|task| tokio::spawn(work(store.clone(), Arc::clone(&counts), task, steps)))
         .collect();

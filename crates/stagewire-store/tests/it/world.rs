@@ -60,6 +60,14 @@ pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
 
 pub(crate) const PAGE: u64 = 4096;
 
+/// How much of something is tried: `few`, or `full` where `make soak` asks for it.
+pub(crate) fn count(few: u32, full: u32) -> u32 {
+    match std::env::var_os("STAGEWIRE_SOAK") {
+        Some(_) => full,
+        None => few,
+    }
+}
+
 pub(crate) async fn start(dir: &TempDir) -> Arc<Host> {
     let options = HostOptions {
         dir: dir.path().join("peers"),
