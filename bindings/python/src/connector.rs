@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use stagewire_connector::{Borrowing, ConnectorOptions, ConsumeOptions, Mode, PublishSpec};
+use stagewire_connector::{Carrier, ConnectorOptions, ConsumeOptions, Mode, PublishSpec};
 use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, Peer, StageName, TensorSpec};
 
 use crate::arena::Allocations;
@@ -31,24 +31,25 @@ pub(crate) struct Connector {
 #[pymethods]
 impl Connector {
     #[new]
-    #[pyo3(signature = (run_dir, role, *, arena_bytes, transport="auto"))]
+    #[pyo3(signature = (run_dir, role, *, arena_bytes, transports=None))]
     fn new(
         py: Python<'_>,
         run_dir: std::path::PathBuf,
         role: &str,
         arena_bytes: u64,
-        transport: &str,
+        transports: Option<Vec<String>>,
     ) -> PyResult<Self> {
         let role = StageName::new(role).map_err(|error| invalid(py, "stage.name", error.to_string()))?;
-        let options = ConnectorOptions {
+        let mut options = ConnectorOptions {
             arena_limit: ByteCount(arena_bytes),
-            borrow: match transport {
-                "shm" => Borrowing::Never,
-                "tcp" => Borrowing::Tcp,
-                _ => Borrowing::Auto,
-            },
             ..ConnectorOptions::new(run_dir, role)
         };
+        if let Some(names) = transports {
+            let named = names.iter().map(|name| name.parse::<Carrier>());
+            options.transports = named
+                .collect::<Result<_, _>>()
+                .map_err(|error| raise_from(py, &error))?;
+        }
         let inner =
             wait(py, stagewire_connector::Connector::start(options))?.map_err(|error| raise_from(py, &error))?;
         Ok(Self {

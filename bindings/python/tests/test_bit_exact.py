@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed: run make setup")
 st = pytest.importorskip("hypothesis.strategies")
 
-WAYS = [(mode, transport) for mode in ("p2p", "store") for transport in ("arena", "cma", "shm", "tcp")]
+WAYS = [(mode, transport) for mode in ("p2p", "store") for transport in ("arena", "cma", "shm", "tcp", "mooncake")]
+# What a producer names for its payloads to go this way, and the store to get them.
+NAMED = {"shm": ["shm"], "tcp": ["tcp"], "mooncake": ["mooncake", "tcp"]}
 
 
 class World:
@@ -31,10 +33,10 @@ class World:
     def __init__(self, run_dir: Path) -> None:
         self.stack = contextlib.ExitStack()
         self.store = self.stack.enter_context(HostStore("64MiB", run_dir=run_dir))
-        self.consumer = self.stack.enter_context(DiffusionConnector("consumer", run_dir=run_dir))
+        self.consumer = self.stack.enter_context(DiffusionConnector("consumer", run_dir=run_dir, te_config={"transports": ["shm", "cma", "tcp", "mooncake"]}))
         self.producers = {}
         for mode, transport in WAYS:
-            te_config = {"transport": transport if transport in ("shm", "tcp") else "auto"}
+            te_config = {"transports": NAMED.get(transport, ["shm", "cma", "tcp"])}
             conn = DiffusionConnector("p", mode, te_config=te_config, run_dir=run_dir)  # type: ignore[arg-type]
             self.producers[mode, transport] = self.stack.enter_context(conn)
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["borrowed", "staged"])
 def conn(request: pytest.FixtureRequest, run_dir: Path) -> Iterator[DiffusionConnector]:
-    transport = "auto" if request.param == "borrowed" else "shm"
-    with DiffusionConnector("producer", run_dir=run_dir, te_config={"transport": transport}) as made:
+    te_config = None if request.param == "borrowed" else {"transports": ["shm"]}
+    with DiffusionConnector("producer", run_dir=run_dir, te_config=te_config) as made:
         yield made
         wait_for(lambda: made.live() == [], "every payload is gone")
 
@@ -376,8 +376,10 @@ def test_wrong_connectors(run_dir: Path) -> None:
         DiffusionConnector("a", "rdma", run_dir=run_dir)  # type: ignore[arg-type]
     assert mode.value.reason == "connector.mode"
     for config, message in [
-        ({"te_config": {"transport": "rdma"}}, "unknown transport 'rdma' in te_config; it is auto or shm or tcp"),
-        ({"te_config": {"protocol": "tcp"}}, "te_config has the unknown key 'protocol'; it may have transport"),
+        ({"te_config": {"transports": ["rdma"]}}, "unknown transport 'rdma' in te_config; it is shm or cma or tcp or moon"),
+        ({"te_config": {"transports": "tcp"}}, "te_config has the transports 'tcp'; it must be a list"),
+        ({"te_config": {"transports": []}}, r"te_config has the transports \[\]; it must be a list"),
+        ({"te_config": {"protocol": "tcp"}}, "te_config has the unknown key 'protocol'; it may have transports"),
         ({"te_config": "tcp"}, "te_config is a str; it must be a mapping"),
         ({"store_config": {"backend": "s3"}}, "unknown backend 's3' in store_config"),
     ]:
@@ -402,7 +404,7 @@ def test_wrong_connectors(run_dir: Path) -> None:
 
 
 def test_a_payload_larger_than_the_arena(run_dir: Path) -> None:
-    with DiffusionConnector("p", run_dir=run_dir, te_config={"transport": "shm"}, arena_bytes="1MiB") as conn:
+    with DiffusionConnector("p", run_dir=run_dir, te_config={"transports": ["shm"]}, arena_bytes="1MiB") as conn:
         with pytest.raises(errors.Exhausted, match=r"2\.0 MiB") as caught:
             conn.publish(StagePayload(request_id="r", tensor=torch.zeros(1 << 19)))
         assert "arena" in str(caught.value)

@@ -11,9 +11,10 @@ use stagewire_transfer::{Host, HostOptions, Memory, Network, listen_unix};
 use tokio::sync::watch;
 use uuid::Uuid;
 
-pub use options::{Borrowing, ConnectorOptions, ConnectorStats};
+pub use options::{ConnectorOptions, ConnectorStats};
 pub(crate) use shared::Shared;
 
+use crate::carriers::Carriers;
 use crate::link::Links;
 use crate::live::{Gone, Live, Table};
 use crate::mode::{self, ModeCounters, NoWay};
@@ -59,11 +60,18 @@ impl Connector {
         })
         .await
         .map_err(StartError::Host)?;
-        let network = match Network::start(Arc::clone(&host), options.network).await {
+        let network = match Network::start(Arc::clone(&host), options.network.clone()).await {
             Ok(network) => network,
             Err(error) => {
                 host.shutdown().await;
                 return Err(StartError::Network(error));
+            }
+        };
+        let carriers = match Carriers::start(&options.transports, &host, &network, &options.network).await {
+            Ok(carriers) => carriers,
+            Err(error) => {
+                host.shutdown().await;
+                return Err(error);
             }
         };
         let name = format!("{}.ctl", &incarnation.0.simple().to_string()[..16]);
@@ -74,21 +82,11 @@ impl Connector {
                 return Err(StartError::Socket(error));
             }
         };
-        let shm = host.shm();
-        let cma = host
-            .cma()
-            .map_err(|error| tracing::info!(%error, "memory outside the arena is copied into it"))
-            .ok();
-        let tcp = network.tcp();
         let peer = Peer {
             incarnation,
             process: host.process(),
             socket: socket.path().to_string_lossy().into_owned(),
-            transports: std::iter::once(&shm)
-                .chain(&cma)
-                .chain([&tcp])
-                .map(|transport| transport.address())
-                .collect(),
+            transports: carriers.addresses(),
         };
         let uid = rustix::process::geteuid().as_raw();
         let me = Me {
@@ -108,11 +106,8 @@ impl Connector {
             peer,
             socket,
             host,
-            shm,
-            cma,
-            tcp,
+            carriers,
             network,
-            borrow: options.borrow,
             holder,
             links: Links::new(me),
             store: watch::Sender::new(options.store),
@@ -155,7 +150,7 @@ impl Connector {
     ///
     /// `tensors` are in the order of [`Manifest::tensors`](stagewire_core::Manifest::tensors); their bytes must not
     /// change until the payload is released. Memory from [`Host::arena`] can be mapped by consumers; other memory
-    /// is offered as [`Borrowing`] says.
+    /// is offered as [`ConnectorOptions::transports`] says.
     ///
     /// # Errors
     /// [`PublishError`]; nothing is held then.
@@ -178,10 +173,7 @@ impl Connector {
         let (mode, reason) = self.decide(&spec)?;
         let offer = Offer {
             arena: shared.host.arena(),
-            stage: shared.borrow != Borrowing::Tcp,
-            shm: shared.shm.as_ref(),
-            cma: shared.cma.as_deref().filter(|_| shared.borrow == Borrowing::Auto),
-            tcp: (shared.borrow != Borrowing::Never).then_some(&*shared.tcp),
+            carriers: &shared.carriers,
             copied: &shared.staged,
         };
         let (pages, regions) = Pages::register(&offer, &spec.request, &spec.manifest, tensors)?;

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Lease, PayloadId};
-use stagewire_transfer::{ArenaError, RegisterError};
+use stagewire_transfer::{ArenaError, CmaUnavailable, MooncakeError, NixlUnavailable, RegisterError};
 
 use crate::LinkError;
 
@@ -15,6 +15,14 @@ pub enum StartError {
     Host(#[source] stagewire_transfer::StartError),
     #[error("the tcp transport of this process did not start")]
     Network(#[source] stagewire_transfer::StartError),
+    #[error("no transport is named; name one at least of shm, cma, tcp, mooncake and nixl")]
+    NoTransport,
+    #[error("the kernel forbids cma, and nothing else is named; name shm as well, where memory is copied to")]
+    Cma(#[source] CmaUnavailable),
+    #[error("the mooncake transport of this process did not start")]
+    Mooncake(#[source] MooncakeError),
+    #[error("the nixl transport of this process did not start")]
+    Nixl(#[source] NixlUnavailable),
     #[error("the payload socket of this process cannot be opened")]
     Socket(#[source] stagewire_transfer::StartError),
 }
@@ -23,12 +31,20 @@ impl Classify for StartError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Host(error) | Self::Network(error) | Self::Socket(error) => error.class(),
+            Self::NoTransport => ErrorClass::Invalid,
+            Self::Cma(error) => error.class(),
+            Self::Mooncake(error) => error.class(),
+            Self::Nixl(error) => error.class(),
         }
     }
 
     fn reason(&self) -> &'static str {
         match self {
             Self::Host(error) | Self::Network(error) | Self::Socket(error) => error.reason(),
+            Self::NoTransport => "connector.transports",
+            Self::Cma(error) => error.reason(),
+            Self::Mooncake(error) => error.reason(),
+            Self::Nixl(error) => error.reason(),
         }
     }
 }

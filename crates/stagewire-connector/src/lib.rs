@@ -53,6 +53,7 @@
 //! # }
 //! ```
 
+mod carriers;
 mod connector;
 mod consume;
 mod error;
@@ -71,7 +72,8 @@ mod store_service;
 mod wire;
 pub mod worker;
 
-pub use connector::{Borrowing, Connector, ConnectorOptions, ConnectorStats};
+pub use carriers::{Carrier, UnknownCarrier};
+pub use connector::{Connector, ConnectorOptions, ConnectorStats};
 pub use consume::{Chunk, ChunkView, ConsumeError, ConsumeOptions, Consumer, Fetched, Place, ViewMemory};
 pub use error::{PublishError, PutError, ReleaseError, StartError};
 pub use link::LinkError;

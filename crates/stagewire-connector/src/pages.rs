@@ -6,10 +6,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use stagewire_core::{ByteCount, Device, Manifest, RegionRef};
-use stagewire_transfer::{Arena, Memory, Region, RegisterOptions, Transport, empty_region};
+use stagewire_core::{ByteCount, Chunking, Manifest, RegionRef, TensorSpec};
+use stagewire_transfer::{Arena, ArenaError, Memory, Region, RegisterOptions, Transport, empty_region};
 
 use crate::PublishError;
+use crate::carriers::Carriers;
 use crate::live::Keep;
 use staged::Staged;
 
@@ -17,13 +18,7 @@ use staged::Staged;
 #[derive(Debug)]
 pub(crate) struct Offer<'a> {
     pub(crate) arena: &'a Arena,
-    /// Whether memory outside the arena may be copied into it.
-    pub(crate) stage: bool,
-    pub(crate) shm: &'a dyn Transport,
-    /// For memory outside the arena; `None` where it is copied into the arena instead.
-    pub(crate) cma: Option<&'a dyn Transport>,
-    /// For memory outside the arena for which neither cma nor the arena has a place.
-    pub(crate) tcp: Option<&'a dyn Transport>,
+    pub(crate) carriers: &'a Carriers,
     /// Counts bytes that were copied into the arena.
     pub(crate) copied: &'a Arc<AtomicU64>,
 }
@@ -91,43 +86,21 @@ impl Pages {
         let mut references = Vec::with_capacity(expected);
         for (index, (spec, memory)) in manifest.tensors().zip(tensors).enumerate() {
             if memory.is_empty() {
-                references.push(empty_region(offer.shm.name()));
+                references.push(empty_region(offer.carriers.first().name()));
                 continue;
             }
-            let (transport, memory) = match (memory, offer.cma) {
-                (Memory::Arena(extent), _) => (offer.shm, Memory::Arena(extent)),
-                (Memory::Borrowed(borrowed), Some(cma)) => (cma, Memory::Borrowed(borrowed)),
-                // Where there is no cma, shm says why it does not take it.
-                (Memory::Writable(_), _) => {
-                    let request = request.to_owned();
-                    return Err(PublishError::Writable { request, index });
-                }
-                // Which no arena takes: the transport says what can.
-                (Memory::Borrowed(borrowed), None) if borrowed.device() != Device::Cpu => {
-                    (offer.shm, Memory::Borrowed(borrowed))
-                }
-                (Memory::Borrowed(borrowed), None) => {
-                    let stage = || Staged::new(offer.arena, borrowed.clone(), spec, manifest.chunking());
-                    match (offer.stage.then(stage), offer.tcp) {
-                        (Some(Ok(staged)), _) => {
-                            let memory = Memory::Arena(staged.extent());
-                            pages.staged.push(staged);
-                            (offer.shm, memory)
-                        }
-                        (_, Some(tcp)) => (tcp, Memory::Borrowed(borrowed)),
-                        // Which says why it does not take it.
-                        (None, None) => (offer.shm, Memory::Borrowed(borrowed)),
-                        (Some(Err(source)), None) => {
-                            return Err(PublishError::Arena {
-                                request: request.to_owned(),
-                                index,
-                                nbytes: spec.nbytes(),
-                                source,
-                            });
-                        }
-                    }
-                }
-            };
+            if let Memory::Writable(_) = memory {
+                let request = request.to_owned();
+                return Err(PublishError::Writable { request, index });
+            }
+            let place = place(offer, memory, spec, manifest.chunking());
+            let (transport, memory, staged) = place.map_err(|source| PublishError::Arena {
+                request: request.to_owned(),
+                index,
+                nbytes: spec.nbytes(),
+                source,
+            })?;
+            pages.staged.extend(staged);
             let options = RegisterOptions { device: spec.device() };
             let region = transport.register(memory, options);
             let region = region.map_err(|source| PublishError::Register {
@@ -141,5 +114,31 @@ impl Pages {
             pages.regions.push(region);
         }
         Ok((pages, references))
+    }
+}
+
+/// By which transport memory is offered, as it is or as the copy that it becomes.
+fn place<'a>(
+    offer: &Offer<'a>,
+    memory: Memory,
+    spec: &TensorSpec,
+    chunking: Option<Chunking>,
+) -> Result<(&'a dyn Transport, Memory, Option<Staged>), ArenaError> {
+    let carriers = offer.carriers;
+    if let Some(transport) = carriers.preferred(&memory) {
+        return Ok((transport, memory, None));
+    }
+    let mut full = None;
+    if let (Some(shm), Memory::Borrowed(borrowed)) = (carriers.copies(&memory), &memory) {
+        match Staged::new(offer.arena, borrowed.clone(), spec, chunking) {
+            Ok(staged) => return Ok((shm, Memory::Arena(staged.extent()), Some(staged))),
+            Err(error) => full = Some(error),
+        }
+    }
+    match (carriers.any(&memory), full) {
+        (Some(transport), _) => Ok((transport, memory, None)),
+        (None, Some(full)) => Err(full),
+        // Which says why it does not take it.
+        (None, None) => Ok((carriers.first(), memory, None)),
     }
 }

@@ -20,7 +20,7 @@ use stagewire_core::{ByteCount, ErrorClass, Failure, StageName, Token};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use crate::{Borrowing, Connector, ConnectorOptions};
+use crate::{Carrier, Connector, ConnectorOptions};
 use driver::Driver;
 use task::{Answer, Sent, TaskState};
 
@@ -43,8 +43,8 @@ pub struct WorkerOptions {
     pub slots: u32,
     /// Most bytes of shared memory.
     pub arena_limit: ByteCount,
-    /// How memory outside the arena is offered.
-    pub borrow: Borrowing,
+    /// What carries the bytes, as in [`ConnectorOptions::transports`].
+    pub transports: Vec<Carrier>,
     /// How long to look for the server at first.
     pub attach_within: Duration,
 }
@@ -59,7 +59,7 @@ impl WorkerOptions {
             stage,
             slots: 1,
             arena_limit: ByteCount(1 << 30),
-            borrow: Borrowing::default(),
+            transports: Carrier::DEFAULT.to_vec(),
             attach_within: Duration::from_secs(60),
         }
     }
@@ -116,7 +116,7 @@ impl Worker {
     pub async fn attach(options: WorkerOptions) -> Result<Arc<Self>, WorkerError> {
         let connector = Connector::start(ConnectorOptions {
             arena_limit: options.arena_limit,
-            borrow: options.borrow,
+            transports: options.transports,
             ..ConnectorOptions::new(&options.run_dir, options.stage.clone())
         })
         .await?;

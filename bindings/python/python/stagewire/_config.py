@@ -9,19 +9,27 @@ from .errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TRANSPORTS = ("auto", "shm", "tcp")
+TRANSPORTS = ("shm", "cma", "tcp", "mooncake", "nixl")
 STORES = ("host", "mooncake")
 MOONCAKE_KEYS = {"master", "host", "segment_bytes", "block_bytes", "protocol", "devices", "start_deadline"}
 
 
-def transport(te_config: Mapping[str, Any] | None) -> str:
-    """How memory outside the arena is offered, from ``te_config``.
+def transports(te_config: Mapping[str, Any] | None) -> list[str] | None:
+    """What carries the bytes, the preferred one first, from ``te_config``; None where it does not say.
 
     Raises:
         Invalid: A key or value is not known.
     """
-    given = _checked("te_config", te_config, {"transport"})
-    return _one_of("te_config", "transport", given.get("transport", TRANSPORTS[0]), TRANSPORTS)
+    given = _checked("te_config", te_config, {"transports"}).get("transports")
+    if given is None:
+        return None
+    if isinstance(given, str) or not given:
+        raise Invalid(
+            f"te_config has the transports {given!r}; it must be a list of some of {', '.join(TRANSPORTS)}",
+            reason="connector.config",
+            details={"transports": str(given)},
+        )
+    return [_one_of("te_config", "transport", name, TRANSPORTS) for name in given]
 
 
 def store(store_config: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -130,7 +130,14 @@ class Consumer:
     def close(self) -> None: ...
 
 class Connector:
-    def __new__(cls, run_dir: str | PathLike[str], role: str, *, arena_bytes: int, transport: str = "auto") -> Self: ...
+    def __new__(
+        cls,
+        run_dir: str | PathLike[str],
+        role: str,
+        *,
+        arena_bytes: int,
+        transports: Sequence[str] | None = None,
+    ) -> Self: ...
     def allocate(self, dtype: str, shape: Sequence[int]) -> Tensor: ...
     def publish(
         self,

@@ -83,9 +83,12 @@ class DiffusionConnector:
             directory. ``{"backend": "mooncake", "master": "10.0.0.1:50051"}`` is a Mooncake Store, for consumers on any
             host, which need it, too; further keys are those of `stagewire.mooncake_store.MooncakeStore`. A payload does
             not move there when a consumer dies: ``auto`` chooses it where the consumer is not known.
-        te_config: How bytes of tensors outside this connector's shared memory move: ``{"transport": "auto"}``, the
-            default, lets consumers read them where they are, where the kernel allows that. ``"shm"`` copies them once
-            into shared memory, which consumers map. ``"tcp"`` sends them.
+        te_config: What carries the bytes, the preferred one first: ``{"transports": ["shm", "cma", "tcp"]}`` is the
+            default. A tensor is offered by the first that takes it where it is: ``shm`` takes this connector's shared
+            memory, which consumers map; ``cma`` any memory, for consumers on this host; ``tcp``, ``mooncake`` (its wire
+            protocol, spoken natively) and ``nixl`` (where it is installed) any, for consumers on any host. What none
+            takes is copied once into shared memory, if ``shm`` is named. A consumer reads by what a payload is offered
+            by, else over ``tcp``, as far as both sides name it.
         run_dir: Folder through which processes find each other; default ``STAGEWIRE_RUN_DIR``, else the usual place.
         arena_bytes: Most bytes of shared memory, as a number or as ``"512MiB"``.
         deadline: Seconds that a consumer waits for bytes, and that a store may take.
@@ -121,9 +124,9 @@ class DiffusionConnector:
         self._under_way: list[Publication] = []
         self._copier = Copier()
         mooncake = _config.store(store_config)
-        transport, size = _config.transport(te_config), parse_bytes(str(arena_bytes))
+        transports, size = _config.transports(te_config), parse_bytes(str(arena_bytes))
         self._run_dir = _rundir.find(run_dir)
-        self._native = Connector(self._run_dir, role, arena_bytes=size, transport=transport)
+        self._native = Connector(self._run_dir, role, arena_bytes=size, transports=transports)
         self._store: Backend | None = None
         if mooncake is not None:
             try:

@@ -3,20 +3,7 @@ use std::path::PathBuf;
 use stagewire_core::{ByteCount, Peer, StageName};
 use stagewire_transfer::{HostStats, NetworkOptions};
 
-use crate::ModeCount;
-
-/// How memory outside the arena is offered to consumers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Borrowing {
-    /// Consumers read it where it is, by cross-memory attach; where the kernel forbids that, it is copied once into
-    /// the arena; where that has no room, it is sent over `tcp`.
-    #[default]
-    Auto,
-    /// It is always copied once into the arena.
-    Never,
-    /// It is always sent over `tcp`, also to consumers on this host.
-    Tcp,
-}
+use crate::{Carrier, ModeCount};
 
 /// Who a connector is and what it may use.
 #[derive(Debug, Clone)]
@@ -27,23 +14,24 @@ pub struct ConnectorOptions {
     pub role: StageName,
     /// Most bytes of shared memory.
     pub arena_limit: ByteCount,
-    /// How memory outside the arena is offered.
-    pub borrow: Borrowing,
+    /// What carries the bytes, the preferred one first. A payload's memory is offered by the first that takes it as it is;
+    /// what none takes is copied once into the arena, if `shm` is among them. A consumer reads by what a payload is offered
+    /// by, else over `tcp`, as far as both sides name it.
+    pub transports: Vec<Carrier>,
     /// Who keeps payloads of mode `store`.
     pub store: Option<Peer>,
-    /// Where consumers for which the kernel forbids cross-memory attach pull over `tcp`.
+    /// How other hosts reach this process, and who cannot read its memory otherwise.
     pub network: NetworkOptions,
 }
 
 impl ConnectorOptions {
-    /// Options with an arena of 1 GiB, borrowing where it works, no store, and `tcp` on the loopback
-    /// interface.
+    /// Options with an arena of 1 GiB, `shm`, `cma` and `tcp`, no store, and a network of the loopback interface.
     pub fn new(run_dir: impl Into<PathBuf>, role: StageName) -> Self {
         Self {
             run_dir: run_dir.into(),
             role,
             arena_limit: ByteCount(1 << 30),
-            borrow: Borrowing::default(),
+            transports: Carrier::DEFAULT.to_vec(),
             store: None,
             network: NetworkOptions::default(),
         }

@@ -9,13 +9,14 @@ use stagewire_transfer::{Host, Network, ProcessWatch, SocketFile, Transport};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+use crate::carriers::Carriers;
 use crate::link::Links;
 use crate::live::{Gone, Live, Table};
 use crate::mode::ModeCounters;
 use crate::publish::settle::Settling;
 use crate::serve::Holder;
 use crate::wire::End;
-use crate::{Borrowing, ModeReason, Publication, store_file};
+use crate::{ModeReason, Publication, store_file};
 
 /// What a connector and everything that came from it have in common.
 pub(crate) struct Shared {
@@ -24,11 +25,8 @@ pub(crate) struct Shared {
     pub(super) peer: Peer,
     pub(super) socket: SocketFile,
     pub(super) host: Arc<Host>,
-    pub(super) shm: Arc<dyn Transport>,
-    pub(super) cma: Option<Arc<dyn Transport>>,
-    pub(super) tcp: Arc<dyn Transport>,
+    pub(super) carriers: Carriers,
     pub(super) network: Arc<Network>,
-    pub(super) borrow: Borrowing,
     pub(super) holder: Arc<Holder>,
     pub(super) links: Links,
     pub(super) store: watch::Sender<Option<Peer>>,
@@ -111,7 +109,7 @@ impl Shared {
 
     /// The transports that this process can read over.
     pub(crate) fn transports(&self) -> impl Iterator<Item = &Arc<dyn Transport>> + Clone {
-        std::iter::once(&self.shm).chain(&self.cma).chain([&self.tcp])
+        self.carriers.iter()
     }
 
     /// Takes a payload in, and lets it expire; `None` where one of its id is held already.

@@ -13,6 +13,7 @@ use stagewire_transfer::{
 };
 
 use super::view::{ChunkView, ViewMemory};
+use crate::Carrier;
 
 /// Why the memory could not be reached or read.
 #[derive(Debug)]
@@ -224,16 +225,16 @@ impl Access {
     }
 }
 
-/// The transports that may reach a region, the better one first: the one that it was registered with; then, for those of
-/// one host, `tcp`, over which the holder serves any memory of its host itself.
+/// The transports that may reach a region, the better one first: the one that it was registered with; then `tcp`, over
+/// which the holder serves any memory of its host itself.
 pub(super) fn routes<'a>(
     transports: impl Iterator<Item = &'a Arc<dyn Transport>> + Clone,
     region: &RegionRef,
 ) -> impl Iterator<Item = &'a Arc<dyn Transport>> {
     let own = region.transport.clone();
-    let of_one_host = matches!(own.as_str(), "shm" | "cma");
+    let served = own.parse().is_ok_and(|registered: Carrier| registered != Carrier::Tcp);
     let registered = transports.clone().filter(move |transport| transport.name() == own);
-    registered.chain(transports.filter(move |transport| of_one_host && transport.name() == "tcp"))
+    registered.chain(transports.filter(move |transport| served && transport.name() == "tcp"))
 }
 
 /// Pins a region over the first transport by which its holder can be reached.

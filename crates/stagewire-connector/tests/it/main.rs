@@ -15,13 +15,14 @@ mod second;
 mod soak;
 mod store;
 mod transfer;
+mod transports;
 mod worker;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_connector::{Borrowing, Connector, ConnectorOptions, ConnectorStats};
+use stagewire_connector::{Carrier, Connector, ConnectorOptions, ConnectorStats};
 use stagewire_core::{ByteCount, StageName};
 use tempfile::TempDir;
 
@@ -41,7 +42,7 @@ impl World {
 
     async fn with(change: impl FnOnce(&mut ConnectorOptions)) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut options = options(&dir, "decode", Borrowing::Auto);
+        let mut options = options(&dir, "decode");
         change(&mut options);
         let connector = Connector::start(options).await.expect("a connector");
         Self { connector, dir }
@@ -53,20 +54,19 @@ impl World {
 
     /// Another connector of this process in the same run directory.
     async fn another(&self, role: &str) -> Arc<Connector> {
-        let options = options(&self.dir, role, Borrowing::Auto);
+        let options = options(&self.dir, role);
         Connector::start(options).await.expect("a connector")
     }
 
     /// Another process in the same run directory.
     async fn second(&self) -> second::Second {
-        second::Second::start(&self.run_dir(), Borrowing::Auto).await
+        second::Second::start(&self.run_dir(), &Carrier::DEFAULT).await
     }
 }
 
-fn options(dir: &TempDir, role: &str, borrow: Borrowing) -> ConnectorOptions {
+fn options(dir: &TempDir, role: &str) -> ConnectorOptions {
     ConnectorOptions {
         arena_limit: ByteCount(64 << 20),
-        borrow,
         ..ConnectorOptions::new(dir.path().join("run"), StageName::new(role).expect("a name"))
     }
 }

@@ -182,7 +182,7 @@ async fn a_holder_of_another_version_is_named() {
 #[tokio::test]
 async fn a_connector_that_cannot_start_leaves_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut long = options(&dir, "decode", stagewire_connector::Borrowing::Auto);
+    let mut long = options(&dir, "decode");
     long.run_dir = dir.path().join("x".repeat(120));
     let error = Connector::start(long).await.expect_err("too long for a socket");
     assert!(matches!(error, StartError::Host(_)), "{error:?}");
@@ -193,7 +193,7 @@ async fn a_connector_that_cannot_start_leaves_nothing() {
 
     let file = dir.path().join("file");
     std::fs::write(&file, "not a directory").expect("written");
-    let mut blocked = options(&dir, "decode", stagewire_connector::Borrowing::Auto);
+    let mut blocked = options(&dir, "decode");
     blocked.run_dir = file;
     Connector::start(blocked).await.expect_err("not a directory");
 }

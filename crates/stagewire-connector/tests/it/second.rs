@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stagewire_connector::{
-    Borrowing, Connector, ConnectorOptions, ConsumeOptions, Consumer, Owner, Publication, PublishSpec, StoreService,
+    Carrier, Connector, ConnectorOptions, ConsumeOptions, Consumer, Owner, Publication, PublishSpec, StoreService,
 };
 use stagewire_core::{ByteCount, Classify, Failure, Handle, PayloadId, Peer, StageName, Token};
 use stagewire_store::{HostStore, TokenGate};
@@ -19,7 +19,7 @@ use crate::PATIENCE;
 use crate::bundle::Bundle;
 
 const RUN_DIR: &str = "STAGEWIRE_TEST_SECOND_PROCESS";
-const BORROW: &str = "STAGEWIRE_TEST_BORROW";
+const TRANSPORTS: &str = "STAGEWIRE_TEST_TRANSPORTS";
 /// Tells answers from what the test harness prints.
 const MARK: &str = "@@";
 
@@ -89,11 +89,13 @@ pub(crate) struct Second {
 }
 
 impl Second {
-    pub(crate) async fn start(run_dir: &Path, borrow: Borrowing) -> Self {
+    pub(crate) async fn start(run_dir: &Path, transports: &[Carrier]) -> Self {
+        let transports: Vec<_> = transports.iter().map(|carrier| carrier.name()).collect();
         let mut child = Command::new(std::env::current_exe().expect("this binary"))
             .args(["--exact", "second::second_process", "--nocapture", "--ignored"])
             .env(RUN_DIR, run_dir)
-            .env(BORROW, if borrow == Borrowing::Never { "never" } else { "auto" })
+            .env(TRANSPORTS, transports.join(","))
+            .envs(crate::transports::nixl_library().map(|path| ("NIXL_CAPI_LIB", path)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -228,13 +230,11 @@ fn second_process() {
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        let borrow = match std::env::var(BORROW).as_deref() {
-            Ok("never") => Borrowing::Never,
-            _ => Borrowing::Auto,
-        };
+        let transports = std::env::var(TRANSPORTS).expect("told by the first process");
+        let transports = transports.split(',').map(|name| name.parse().expect("a transport"));
         let options = ConnectorOptions {
             arena_limit: ByteCount(64 << 20),
-            borrow,
+            transports: transports.collect(),
             ..ConnectorOptions::new(run_dir, StageName::new("denoise").expect("a name"))
         };
         let mut served = Served {

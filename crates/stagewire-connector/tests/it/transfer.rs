@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use stagewire_connector::{Borrowing, ConsumeError, ConsumeOptions, Fetched, Owner, ViewMemory};
+use stagewire_connector::{Carrier, ConsumeError, ConsumeOptions, Fetched, Owner, ViewMemory};
 use stagewire_core::{Classify, DType, Device, EntryValue, ErrorClass, Handle};
 use stagewire_transfer::{Borrowed, Memory, Target, Writable};
 
@@ -13,13 +13,13 @@ use crate::{PATIENCE, World, all_gone};
 
 /// How the consumer takes the bytes.
 #[derive(Debug, Clone, Copy)]
-enum Take {
+pub(crate) enum Take {
     Views,
     Private,
     Destination,
 }
 
-const TAKES: [Take; 3] = [Take::Views, Take::Private, Take::Destination];
+pub(crate) const TAKES: [Take; 3] = [Take::Views, Take::Private, Take::Destination];
 
 fn options(take: Take, handle: &Handle) -> ConsumeOptions {
     let mut options = ConsumeOptions::within(PATIENCE);
@@ -38,7 +38,7 @@ fn options(take: Take, handle: &Handle) -> ConsumeOptions {
 }
 
 /// Takes a payload chunk by chunk and then whole; checks every byte.
-async fn take_all(world: &World, bundle: &Bundle, handle: &Handle, take: Take) {
+pub(crate) async fn take_all(world: &World, bundle: &Bundle, handle: &Handle, take: Take) {
     let mut consumer = world
         .connector
         .consume(handle.clone(), options(take, handle))
@@ -140,7 +140,7 @@ async fn a_latent_is_cut_along_every_dimension_evenly_or_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_that_may_not_be_borrowed_is_copied_once() {
     let world = World::new().await;
-    let mut second = Second::start(&world.run_dir(), Borrowing::Never).await;
+    let mut second = Second::start(&world.run_dir(), &[Carrier::Shm]).await;
     let bundle = Bundle::one(&[4, 9, 1000]).cut(1, 4).borrowed();
     let handle = second.publish(&bundle, Owner::Orchestrator).await;
     assert!(handle.regions.iter().all(|region| region.transport == "shm"));
@@ -319,8 +319,8 @@ async fn a_holder_out_of_reach_of_every_transport_is_an_error_of_the_first() {
 #[expect(unsafe_code, reason = "there is no safe way to name memory of a device")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_that_peers_may_write_and_memory_of_a_device_is_not_published() {
-    for borrow in [Borrowing::Auto, Borrowing::Never] {
-        let world = World::with(|options| options.borrow = borrow).await;
+    for transports in [&Carrier::DEFAULT[..], &[Carrier::Shm]] {
+        let world = World::with(|options| options.transports = transports.to_vec()).await;
         let bundle = Bundle::one(&[16]);
         let len = spec(DType::F32, &[16]).nbytes().0;
         let publish = |memory: Memory| {
