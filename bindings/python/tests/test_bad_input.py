@@ -20,9 +20,9 @@ X = torch.zeros(4, 5)
 HELD = ("live_payloads", "live_bytes", "regions", "consumers", "allocated_bytes", "segments")
 
 
-@pytest.fixture(scope="module", params=["auto", "shm", "tcp"])
+@pytest.fixture(scope="module", params=[["shm", "cma", "tcp"], ["shm"], ["shm", "tcp"]], ids="+".join)
 def conn(request: pytest.FixtureRequest) -> Iterator[DiffusionConnector]:
-    te_config = {"transport": request.param}
+    te_config = {"transports": request.param}
     with (
         tempfile.TemporaryDirectory(prefix="sw-") as folder,
         DiffusionConnector("p", te_config=te_config, run_dir=Path(folder) / "run", arena_bytes="1MiB") as made,
@@ -82,7 +82,7 @@ def test_a_bundle_of_which_one_is_bad(conn: DiffusionConnector) -> None:
 
 
 def test_payloads_larger_than_the_arena(run_dir: Path) -> None:
-    with DiffusionConnector("p", te_config={"transport": "shm"}, run_dir=run_dir, arena_bytes="1MiB") as conn:
+    with DiffusionConnector("p", te_config={"transports": ["shm"]}, run_dir=run_dir, arena_bytes="1MiB") as conn:
         before = held(conn)
         large = torch.zeros(1 << 19)
         for bundle in ({"x": large}, {"first": X, "x": large}, {"x": [X, large]}):

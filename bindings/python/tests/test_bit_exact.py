@@ -33,7 +33,9 @@ class World:
     def __init__(self, run_dir: Path) -> None:
         self.stack = contextlib.ExitStack()
         self.store = self.stack.enter_context(HostStore("64MiB", run_dir=run_dir))
-        self.consumer = self.stack.enter_context(DiffusionConnector("consumer", run_dir=run_dir, te_config={"transports": ["shm", "cma", "tcp", "mooncake"]}))
+        self.consumer = self.stack.enter_context(
+            DiffusionConnector("consumer", run_dir=run_dir, te_config={"transports": ["shm", "cma", "tcp", "mooncake"]})
+        )
         self.producers = {}
         for mode, transport in WAYS:
             te_config = {"transports": NAMED.get(transport, ["shm", "cma", "tcp"])}
