@@ -1,12 +1,13 @@
 //! `HostStore`: a store in the shared memory of this process, for connectors of mode `store`.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use stagewire_connector::{ConnectorOptions, StartError, StoreService};
+use stagewire_connector::{ConnectorOptions, StoreService};
 use stagewire_core::{ByteCount, StageName};
-use stagewire_store::{Store, TokenGate};
+use stagewire_store::{SpillOptions, Store, StoreOptions, TokenGate};
 
 use crate::connector::stats;
 use crate::error::raise_from;
@@ -21,21 +22,25 @@ pub(crate) struct HostStore {
 
 #[pymethods]
 impl HostStore {
+    /// `spill` is a directory, and bytes of files in it at most.
     #[new]
-    fn new(py: Python<'_>, run_dir: std::path::PathBuf, capacity: u64) -> PyResult<Self> {
+    #[pyo3(signature = (run_dir, capacity, spill=None))]
+    fn new(py: Python<'_>, run_dir: PathBuf, capacity: u64, spill: Option<(PathBuf, u64)>) -> PyResult<Self> {
         let role = StageName::new("store").expect("the name is allowed");
         let options = ConnectorOptions {
             arena_limit: stagewire_store::HostStore::arena_limit(ByteCount(capacity)),
             ..ConnectorOptions::new(run_dir, role)
         };
-        let started = wait(py, async {
-            let connector = stagewire_connector::Connector::start(options).await?;
-            let gate = Arc::new(TokenGate::open());
-            let store = stagewire_store::HostStore::new(connector.host(), ByteCount(capacity), gate);
-            let service = StoreService::serve(&connector, store);
-            Ok::<_, StartError>((connector, service))
-        })?;
-        let (connector, service) = started.map_err(|error| raise_from(py, &error))?;
+        let connector =
+            wait(py, stagewire_connector::Connector::start(options))?.map_err(|error| raise_from(py, &error))?;
+        let mut options = StoreOptions::new(ByteCount(capacity), Arc::new(TokenGate::open()));
+        options.spill = spill.map(|(dir, quota)| SpillOptions {
+            dir,
+            quota: ByteCount(quota),
+        });
+        let opened = wait(py, stagewire_store::HostStore::open(connector.host(), options))?;
+        let (store, _) = opened.map_err(|error| raise_from(py, &error))?;
+        let service = wait(py, async { StoreService::serve(&connector, store) })?;
         Ok(Self { connector, service })
     }
 

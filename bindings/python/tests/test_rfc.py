@@ -301,3 +301,23 @@ def test_a_failure_reaches_the_consumer_within_a_second(run_dir: Path, other: Pe
         assert time.monotonic() - failed < 1
         assert (kind, reason) == ("exhausted", "stage.memory")
         assert "no room for the next chunk" in message
+
+
+def test_a_store_that_spills_loses_nothing(run_dir: Path, tmp_path: Path) -> None:
+    """Ten times as much as it has room for."""
+    made = [torch.full((100_000,), float(i)) for i in range(25)]
+    with (
+        HostStore("1MiB", run_dir=run_dir, spill_dir=tmp_path / "spill", spill_bytes="64MiB") as store,
+        DiffusionConnector("p", "store", run_dir=run_dir) as conn,
+    ):
+        handles = []
+        for index, tensor in enumerate(made):
+            handles.append(conn.publish(StagePayload(request_id=str(index), tensor=tensor)))
+            assert handles[-1].wait(30)
+            assert store.usage()[0] <= store.usage()[1] == 1 << 20
+        for handle in [*handles[10:], *handles[:10]]:
+            dst = torch.empty(100_000)
+            assert torch.equal(conn.fetch(handle, dst=dst), made[int(handle.request_id)])
+            assert store.usage()[0] <= 1 << 20
+        wait_for(lambda: store.live() == [], "every payload was consumed")
+    assert not [path for path in (tmp_path / "spill").rglob("*") if path.stat().st_size > 4096], "a file is left"

@@ -18,16 +18,29 @@ class HostStore:
     or its process ends.
 
     Args:
-        capacity: Most bytes of payloads, as a number or as ``"512MiB"``. A full store refuses with `Exhausted`.
+        capacity: Most bytes of payloads, as a number or as ``"512MiB"``. Who finds it full waits for room, and is
+            refused with `Exhausted` at the deadline.
         run_dir: As for `DiffusionConnector`. One store per run directory; a later one takes over from an earlier one.
+        spill_dir: A directory on a disk, of this store alone: what finds no room in memory goes there, and is read from
+            there.
+        spill_bytes: Most bytes of files in it.
 
     Raises:
         Invalid: The size is not allowed.
-        Unavailable: The run directory cannot be used.
+        Unavailable: The run directory, or that for files, cannot be used.
+        Conflict: Another store uses that directory.
     """
 
-    def __init__(self, capacity: int | str = "1GiB", *, run_dir: str | os.PathLike[str] | None = None) -> None:
-        self._native = _native.HostStore(_rundir.find(run_dir), parse_bytes(str(capacity)))
+    def __init__(
+        self,
+        capacity: int | str = "1GiB",
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        spill_dir: str | os.PathLike[str] | None = None,
+        spill_bytes: int | str = "16GiB",
+    ) -> None:
+        spill = None if spill_dir is None else (spill_dir, parse_bytes(str(spill_bytes)))
+        self._native = _native.HostStore(_rundir.find(run_dir), parse_bytes(str(capacity)), spill)
 
     def usage(self) -> tuple[int, int]:
         """Bytes in use, and most bytes."""
