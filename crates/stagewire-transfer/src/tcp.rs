@@ -8,6 +8,7 @@
 mod ask;
 mod digest;
 pub(crate) mod frame;
+pub(crate) mod line;
 mod options;
 mod pace;
 mod parts;

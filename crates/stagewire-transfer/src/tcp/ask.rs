@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use stagewire_core::Record;
-use tokio::net::TcpStream;
 
 use super::frame::{Direction, FrameKind, Head, MAX_RUNS, Refusal, Request, encode_request};
+use super::line::Line;
 use super::pace::Pace;
 use super::pool::Lane;
 use super::receive::{ReceiveError, receive};
@@ -160,7 +160,7 @@ fn rows(runs: impl IntoIterator<Item = Run>, len: u64) -> Result<Rows, ReceiveEr
 }
 
 /// Receives the head that is due.
-async fn expect(stream: &TcpStream, transfer: u64, kind: FrameKind) -> Result<Head, ReceiveError> {
+async fn expect(stream: &Line, transfer: u64, kind: FrameKind) -> Result<Head, ReceiveError> {
     let found = receive_head(stream).await?;
     if found.transfer == transfer && found.kind == kind {
         return Ok(found);
@@ -178,14 +178,14 @@ async fn expect(stream: &TcpStream, transfer: u64, kind: FrameKind) -> Result<He
 }
 
 /// Why a lane was closed in the middle of a push: the owner may have said it before.
-async fn why(stream: &TcpStream, transfer: u64, error: io::Error) -> ReceiveError {
+async fn why(stream: &Line, transfer: u64, error: io::Error) -> ReceiveError {
     match expect(stream, transfer, FrameKind::Staged).await {
         Err(refused @ ReceiveError::Refused(_)) => refused,
         _ => error.into(),
     }
 }
 
-async fn send_request(stream: &TcpStream, request: &Request, runs: &[Run]) -> io::Result<()> {
+async fn send_request(stream: &Line, request: &Request, runs: &[Run]) -> io::Result<()> {
     let mut encoded = encode_request(request, runs);
     let len = encoded.len();
     let mut vectors = Vectors::default();

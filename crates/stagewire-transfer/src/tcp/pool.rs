@@ -2,10 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use futures::FutureExt;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::line::Line;
 
 /// Lanes that wait for work, and room for those that may still be made.
 #[derive(Debug)]
@@ -17,12 +16,12 @@ pub(crate) struct LanePool {
 /// One lane.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    pub(crate) stream: TcpStream,
+    pub(crate) stream: Line,
     transfers: u64,
 }
 
 impl Lane {
-    pub(crate) fn new(stream: TcpStream) -> Self {
+    pub(crate) fn new(stream: Line) -> Self {
         Self { stream, transfers: 0 }
     }
 
@@ -30,15 +29,6 @@ impl Lane {
     pub(crate) fn next_transfer(&mut self) -> u64 {
         self.transfers += 1;
         self.transfers
-    }
-
-    /// Whether the peer has not closed it, as far as is known without asking.
-    fn is_open(&self) -> bool {
-        match self.stream.ready(Interest::READABLE).now_or_never() {
-            Some(Ok(ready)) => !ready.is_read_closed(),
-            Some(Err(_)) => false,
-            None => true,
-        }
     }
 }
 
@@ -67,7 +57,7 @@ impl LanePool {
     pub(crate) fn take(&self, _turn: &Turn<'_>) -> Option<Lane> {
         let mut idle = self.idle();
         // What the peer has closed is dropped.
-        std::iter::from_fn(|| idle.pop()).find(Lane::is_open)
+        std::iter::from_fn(|| idle.pop()).find(|lane| lane.stream.is_quiet())
     }
 
     /// Takes back a lane whose last transfer ended in order.

@@ -5,6 +5,7 @@ use futures::future::try_join_all;
 use stagewire_core::Record;
 
 use super::ask::{self, Local, MAX_RECORDS, Wish};
+use super::line::Line;
 use super::parts::parts;
 use super::pool::{Lane, LanePool, Turn};
 use super::send::Base;
@@ -112,8 +113,8 @@ impl TcpPinned {
         let lanes = self.lanes();
         let stream = lanes.open().await.map_err(LaneFault::Open)?;
         let prepared = self.service.options.prepare(&stream, lanes.address().ip());
-        prepared.map_err(|error| LaneFault::Ended(error.into()))?;
-        Ok(Lane::new(stream))
+        let line = prepared.and_then(|()| Line::new(stream));
+        Ok(Lane::new(line.map_err(|error| LaneFault::Ended(error.into()))?))
     }
 }
 

@@ -3,11 +3,11 @@
 use std::io;
 use std::ptr::{self, NonNull};
 
-use tokio::net::TcpStream;
 use twox_hash::XxHash3_64;
 
 use super::digest::Digest;
 use super::frame::{FrameError, FrameKind, HEAD, Head, Refusal, check_payload, decode_head};
+use super::line::Socket;
 use super::rows::{Cursor, Rows};
 use super::send::{Base, Framing};
 use super::vectors::{Turns, Vectors};
@@ -37,7 +37,7 @@ pub(crate) enum ReceiveError {
 /// No byte is written after the future was dropped. The stream is of no further use then, nor after an error other than
 /// a refusal.
 pub(crate) async unsafe fn receive(
-    stream: &TcpStream,
+    stream: &impl Socket,
     mut framing: Framing,
     base: Base,
     rows: &Rows,

@@ -3,11 +3,11 @@
 use std::io;
 use std::ptr::{self, NonNull};
 
-use tokio::net::TcpStream;
 use twox_hash::XxHash3_64;
 
 use super::digest::Digest;
 use super::frame::{FrameKind, HEAD, Head, encode_head};
+use super::line::Socket;
 use super::pace::Pace;
 use super::rows::{Cursor, Rows};
 use super::vectors::Vectors;
@@ -68,7 +68,7 @@ pub(crate) struct Source {
 /// # Cancel safety
 /// The stream is of no further use, unless nothing was to be sent.
 pub(crate) async unsafe fn send(
-    stream: &TcpStream,
+    stream: &impl Socket,
     framing: Framing,
     pace: &Pace,
     source: Source,

@@ -15,6 +15,7 @@ use super::frame::{
     Direction, FrameError, FrameKind, HEAD, Head, REQUEST_HEAD, RUN, Refusal, Request, decode_head, decode_request,
     decode_runs, encode_head,
 };
+use super::line::Socket;
 use super::options::TcpOptions;
 use super::pace::Pace;
 use super::receive::ReceiveError;
@@ -154,7 +155,7 @@ async fn say(stream: &TcpStream, transfer: u64, kind: FrameKind, digest: bool, d
 }
 
 /// Sends a head without payload.
-pub(crate) async fn send_head(stream: &TcpStream, head: &Head) -> io::Result<()> {
+pub(crate) async fn send_head(stream: &impl Socket, head: &Head) -> io::Result<()> {
     let mut encoded = encode_head(head, 0);
     let mut vectors = Vectors::default();
     // SAFETY: the bytes outlive the vectors.
@@ -166,7 +167,7 @@ pub(crate) async fn send_head(stream: &TcpStream, head: &Head) -> io::Result<()>
 ///
 /// # Cancel safety
 /// The stream is of no further use.
-pub(crate) async fn receive_head(stream: &TcpStream) -> Result<Head, ReceiveError> {
+pub(crate) async fn receive_head(stream: &impl Socket) -> Result<Head, ReceiveError> {
     let mut encoded = [0; HEAD];
     let (mut vectors, mut turns) = (Vectors::default(), Turns::default());
     // SAFETY: the bytes outlive the vectors.

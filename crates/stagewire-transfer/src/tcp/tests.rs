@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::ask::{self, Local, Wish};
 use super::frame::{Direction, FrameError, HEAD, MAX_RUNS, REQUEST_HEAD, Refusal, Request, encode_request};
+use super::line::Line;
 use super::pace::Pace;
 use super::parts::parts;
 use super::pool::Lane;
@@ -22,6 +23,7 @@ use super::receive::ReceiveError;
 use super::rows::Run;
 use super::send::Base;
 use super::serve::{LaneError, Service, serve};
+use super::vectors::Vectors;
 use crate::network::Session;
 use crate::table::{RegionKey, Registration, Table};
 use crate::wire::Kind;
@@ -51,6 +53,18 @@ fn service(digest: bool) -> Arc<Service> {
 
 async fn owner(digest: bool) -> Owner {
     owner_of(&service(digest)).await
+}
+
+fn lane(stream: TcpStream) -> Lane {
+    Lane::new(Line::new(stream).expect("connected"))
+}
+
+/// Sends what a peer may say.
+async fn say(lane: &Lane, bytes: &[u8]) -> std::io::Result<()> {
+    let mut vectors = Vectors::default();
+    // SAFETY: the bytes outlive the vectors, and are only read.
+    unsafe { vectors.push(std::ptr::NonNull::from(bytes).cast(), bytes.len()) };
+    vectors.send(&lane.stream, bytes.len()).await
 }
 
 /// A lane as it is after its greeting, and who serves it, in a session of its own.
@@ -98,7 +112,7 @@ async fn lane_of(service: &Arc<Service>, session: &Arc<Session>) -> (Lane, JoinH
     let (served, _) = accepted.expect("somebody connects");
     let (service, session) = (service.clone(), session.clone());
     let serving = tokio::spawn(async move { serve(&served, &service, &session).await });
-    (Lane::new(connected.expect("somebody listens")), serving)
+    (lane(connected.expect("somebody listens")), serving)
 }
 
 impl Owner {
@@ -284,8 +298,8 @@ async fn damaged(mut owner: Owner, of_owner: Option<usize>, of_asker: Option<usi
     let address = listener.local_addr().expect("bound");
     let (connected, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
     let (from_asker, to_asker) = accepted.expect("connected").0.into_split();
-    let real = std::mem::replace(&mut owner.lane, Lane::new(connected.expect("connected")));
-    let (from_owner, to_owner) = real.stream.into_split();
+    let real = std::mem::replace(&mut owner.lane, lane(connected.expect("connected")));
+    let (from_owner, to_owner) = real.stream.into_stream().into_split();
     tokio::spawn(damage(from_asker, to_owner, of_asker));
     tokio::spawn(damage(from_owner, to_asker, of_owner));
     owner
@@ -408,14 +422,15 @@ async fn a_peer_that_breaks_the_protocol_is_cut_off() {
     ];
     for (bytes, expected) in cases {
         let mut owner = owner(true).await;
-        owner.lane.stream.write_all(&bytes).await.expect("it listens");
+        say(&owner.lane, &bytes).await.expect("it listens");
         let ended = timeout(Duration::from_secs(10), &mut owner.serving)
             .await
             .expect("cut off");
         let error = ended.expect("no panic").expect_err("that is no request");
         assert!(expected(&error), "{error}");
         let mut rest = Vec::new();
-        let left = timeout(Duration::from_secs(10), owner.lane.stream.read_to_end(&mut rest)).await;
+        let mut stream = owner.lane.stream.into_stream();
+        let left = timeout(Duration::from_secs(10), stream.read_to_end(&mut rest)).await;
         // Closed with bytes unread, a socket is reset.
         assert!(left.expect("closed").is_err() || rest.is_empty());
     }

@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 
 use libc::{c_int, iovec, msghdr};
 use tokio::io::Interest;
-use tokio::net::TcpStream;
+
+use super::line::Socket;
 
 /// Vectors that one system call takes: `UIO_MAXIOV` of the kernel.
 pub(crate) const MAX_VECTORS: usize = 1024;
@@ -117,11 +118,12 @@ impl Vectors {
     ///
     /// # Cancel safety
     /// Part of it may have been sent; nothing is sent after the future was dropped.
-    pub(crate) async fn send(&mut self, stream: &TcpStream, bytes: usize) -> io::Result<()> {
+    pub(crate) async fn send(&mut self, stream: &impl Socket, bytes: usize) -> io::Result<()> {
         let (mut turns, end) = (Turns::default(), self.left - bytes);
+        let fd = stream.as_fd().as_raw_fd();
         while self.left > end {
             let limit = (self.left - end).min(MAX_CALL);
-            let moved = once(stream, Interest::WRITABLE, || self.send_now(stream.as_raw_fd(), limit))?;
+            let moved = stream.attempt(Interest::WRITABLE, || self.send_now(fd, limit))?;
             turns.after(stream, Interest::WRITABLE, moved).await?;
         }
         Ok(())
@@ -134,9 +136,10 @@ impl Vectors {
     ///
     /// # Cancel safety
     /// No byte is written after the future was dropped.
-    pub(crate) async fn receive(&mut self, stream: &TcpStream, turns: &mut Turns) -> io::Result<()> {
+    pub(crate) async fn receive(&mut self, stream: &impl Socket, turns: &mut Turns) -> io::Result<()> {
+        let fd = stream.as_fd().as_raw_fd();
         loop {
-            let moved = once(stream, Interest::READABLE, || self.receive_now(stream.as_raw_fd()))?;
+            let moved = stream.attempt(Interest::READABLE, || self.receive_now(fd))?;
             if moved.is_some_and(|moved| moved.bytes == 0) {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -155,29 +158,10 @@ pub(crate) struct Moved {
     wanted: usize,
 }
 
-/// One call, if the socket may be ready for it. A call that moved less than it could shows that the socket is not ready
-/// any more, which spares the next call.
-fn once(
-    stream: &TcpStream,
-    interest: Interest,
-    mut call: impl FnMut() -> io::Result<Moved>,
-) -> io::Result<Option<Moved>> {
-    let mut moved = None;
-    let done = stream.try_io(interest, || match call() {
-        Ok(done) => {
-            moved = Some(done);
-            if done.bytes < done.wanted && done.bytes > 0 {
-                Err(io::ErrorKind::WouldBlock.into())
-            } else {
-                Ok(())
-            }
-        }
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-        Err(error) => Err(error),
-    });
-    match done {
-        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-        _ => Ok(moved),
+impl Moved {
+    /// Whether it moved less than it could: the socket is not ready any more, which spares the next call.
+    pub(crate) fn is_short(self) -> bool {
+        0 < self.bytes && self.bytes < self.wanted
     }
 }
 
@@ -188,17 +172,14 @@ pub(crate) struct Turns {
 }
 
 impl Turns {
-    async fn after(&mut self, stream: &TcpStream, interest: Interest, moved: Option<Moved>) -> io::Result<()> {
-        match moved {
-            Some(_) if self.in_a_row < CALLS_IN_A_ROW => self.in_a_row += 1,
-            Some(_) => {
-                self.in_a_row = 0;
-                tokio::task::yield_now().await;
-            }
-            None => {
-                self.in_a_row = 0;
-                stream.ready(interest).await?;
-            }
+    async fn after(&mut self, stream: &impl Socket, interest: Interest, moved: Option<Moved>) -> io::Result<()> {
+        if moved.is_none() && stream.ready(interest).await? {
+            self.in_a_row = 0;
+        } else if self.in_a_row < CALLS_IN_A_ROW {
+            self.in_a_row += 1;
+        } else {
+            self.in_a_row = 0;
+            tokio::task::yield_now().await;
         }
         Ok(())
     }

@@ -3,11 +3,10 @@ use std::pin::pin;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::net::TcpStream;
-
 use super::watermark::Watermark;
 use super::{Operation, REQUEST, Request, STATUS, Status};
 use crate::copy::Piece;
+use crate::tcp::line::Line;
 use crate::tcp::vectors::{Turns, Vectors};
 
 /// Requests of one group. The next group is under way before the answers of the last one are read, so that there are at
@@ -96,11 +95,7 @@ impl Unsettled {
 /// # Cancel safety
 /// This side's memory is not touched after the future was dropped. The connection is of no further use then, nor after an
 /// error.
-pub(crate) async unsafe fn exchange(
-    stream: &TcpStream,
-    job: &Job<'_>,
-    unsettled: &Unsettled,
-) -> Result<(), ExchangeError> {
+pub(crate) async unsafe fn exchange(stream: &Line, job: &Job<'_>, unsettled: &Unsettled) -> Result<(), ExchangeError> {
     unsettled.0.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the caller's contract.
     let ended = unsafe { converse(stream, job) }.await;
@@ -113,7 +108,7 @@ pub(crate) async unsafe fn exchange(
 
 /// # Safety
 /// As [`exchange`].
-async unsafe fn converse(stream: &TcpStream, job: &Job<'_>) -> Result<(), ExchangeError> {
+async unsafe fn converse(stream: &Line, job: &Job<'_>) -> Result<(), ExchangeError> {
     let mut before: Option<Answers<'_>> = None;
     for pieces in job.pieces.chunks(GROUP) {
         // SAFETY: the caller's contract.
@@ -203,7 +198,7 @@ impl<'a> Answers<'a> {
     }
 
     /// Sends, and takes answers that come meanwhile: a refusal ends it at once.
-    async fn while_sending(&mut self, stream: &TcpStream, out: &mut Outgoing) -> Result<io::Result<()>, ExchangeError> {
+    async fn while_sending(&mut self, stream: &Line, out: &mut Outgoing) -> Result<io::Result<()>, ExchangeError> {
         let all = out.vectors.left();
         let mut sending = pin!(out.vectors.send(stream, all));
         loop {
@@ -218,7 +213,7 @@ impl<'a> Answers<'a> {
     }
 
     /// Takes all answers that are left.
-    async fn receive(&mut self, stream: &TcpStream) -> Result<(), ExchangeError> {
+    async fn receive(&mut self, stream: &Line) -> Result<(), ExchangeError> {
         let mut watermark = Watermark::new(stream);
         while self.vectors.left() > 0 {
             watermark.adapt(self.vectors.left());

@@ -13,6 +13,7 @@ use super::Operation;
 use super::exchange::{ExchangeError, Job, Unsettled, exchange};
 use crate::copy::Piece;
 use crate::network::prepare;
+use crate::tcp::line::Line;
 
 /// Longest time until a data port has taken a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -30,7 +31,7 @@ const SPLIT_FROM: u64 = 512 << 10;
 pub(crate) struct Pool {
     host: String,
     port: u16,
-    idle: Mutex<Vec<TcpStream>>,
+    idle: Mutex<Vec<Line>>,
     permits: Semaphore,
 }
 
@@ -113,24 +114,20 @@ impl Pool {
     }
 
     /// A connection that is still open, as far as this host knows.
-    fn take(&self) -> Option<TcpStream> {
+    fn take(&self) -> Option<Line> {
         loop {
             let stream = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()?;
-            // Nothing is to be read from it: the end, an error or bytes mean that it is of no more use.
-            let quiet = stream
-                .try_read(&mut [0])
-                .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-            if quiet {
+            if stream.is_quiet() {
                 return Some(stream);
             }
         }
     }
 
-    fn give(&self, stream: TcpStream) {
+    fn give(&self, stream: Line) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
     }
 
-    async fn connect(&self) -> Result<TcpStream, PoolError> {
+    async fn connect(&self) -> Result<Line, PoolError> {
         let connected = async {
             let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("not within {CONNECT:?}"));
             let stream = timeout(CONNECT, TcpStream::connect((self.host.as_str(), self.port)))
@@ -138,7 +135,7 @@ impl Pool {
                 .map_err(late)??;
             prepare(&stream)?;
             set_tcp_user_timeout(&stream, UNACKNOWLEDGED_MS)?;
-            Ok(stream)
+            Line::new(stream)
         };
         connected.await.map_err(|error| PoolError::Connect {
             host: self.host.clone(),

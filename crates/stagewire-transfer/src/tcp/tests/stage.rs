@@ -32,7 +32,7 @@ async fn request(lane: &mut Lane, runs: &[Run], total: u64, more: bool) -> Head 
         frame_len: 1 << 20,
     };
     let encoded = encode_request(&request, runs);
-    lane.stream.write_all(&encoded).await.expect("it listens");
+    say(lane, &encoded).await.expect("it listens");
     receive_head(&lane.stream).await.expect("a head")
 }
 
@@ -155,7 +155,7 @@ async fn who_brings_a_byte_now_and_then_is_cut_off() {
         assert!(began.elapsed() < Duration::from_secs(60), "still patient");
         tokio::time::sleep(Duration::from_secs(1)).await;
         // The first byte of a head, over and over: it is not looked at before all of it is there.
-        let _ = owner.lane.stream.write_all(&[1]).await;
+        let _ = say(&owner.lane, &[1]).await;
     }
     too_slow(&mut owner, Duration::from_millis(10_250)).await;
 }

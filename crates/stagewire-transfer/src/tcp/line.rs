@@ -1,0 +1,183 @@
+//! How a task waits for a data connection.
+
+use std::io;
+use std::net;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::FutureExt;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use super::vectors::Moved;
+use crate::readiness;
+
+/// A connection whose bytes are moved by system calls that do not block.
+pub(crate) trait Socket: AsFd + Sync {
+    /// Has `call` move bytes, unless it is known that it could not. `None` where it could not.
+    fn attempt(&self, interest: Interest, call: impl FnMut() -> io::Result<Moved>) -> io::Result<Option<Moved>>;
+
+    /// Waits until a call may move bytes. Tells whether other tasks of this thread had their turn meanwhile.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    fn ready(&self, interest: Interest) -> impl Future<Output = io::Result<bool>> + Send;
+}
+
+/// The runtime's poller watches it all the time.
+impl Socket for TcpStream {
+    fn attempt(&self, interest: Interest, mut call: impl FnMut() -> io::Result<Moved>) -> io::Result<Option<Moved>> {
+        let mut moved = None;
+        let done = self.try_io(interest, || match call() {
+            Ok(done) => {
+                moved = Some(done);
+                if done.is_short() {
+                    Err(io::ErrorKind::WouldBlock.into())
+                } else {
+                    Ok(())
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) => Err(error),
+        });
+        match done {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(moved),
+        }
+    }
+
+    async fn ready(&self, interest: Interest) -> io::Result<bool> {
+        Self::ready(self, interest).await?;
+        Ok(true)
+    }
+}
+
+/// The reader's end of a data connection.
+#[derive(Debug)]
+pub(crate) enum Line {
+    /// From another host.
+    Far(TcpStream),
+    /// From a process of this host.
+    Near(Near),
+}
+
+/// The other end is a process of this host, whose next bytes are a copy away: whoever waits for them first does so in the
+/// kernel, on its own thread, for [`BRIEFLY`]. By way of the runtime's poller, each wait costs another thread's waking and
+/// a hand-over from it. Measured: 4 KiB take 22 µs instead of 33, 1 MiB takes a fifth less.
+#[derive(Debug)]
+pub(crate) struct Near {
+    /// The poller watches it only while a longer wait lasts, because it is woken by whatever comes.
+    stream: net::TcpStream,
+    /// Whether the last call found nothing more to receive.
+    drained: AtomicBool,
+    /// Whether the last call found no more room to send.
+    full: AtomicBool,
+}
+
+/// About as long as an inline copy of shared memory may keep a thread, and longer than a busy owner takes for an answer.
+const BRIEFLY: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000,
+};
+
+impl Line {
+    /// # Errors
+    /// Where the runtime does not let go of the stream.
+    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
+        if !stream.peer_addr()?.ip().is_loopback() {
+            return Ok(Self::Far(stream));
+        }
+        Ok(Self::Near(Near {
+            stream: stream.into_std()?,
+            drained: AtomicBool::new(true),
+            full: AtomicBool::new(false),
+        }))
+    }
+
+    /// Whether the peer has neither closed it nor said anything that nobody waits for.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let nothing = |read: io::Result<usize>| read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        match self {
+            Self::Far(stream) => match TcpStream::ready(stream, Interest::READABLE).now_or_never() {
+                None => true,
+                Some(ready) => ready.is_ok() && nothing(stream.try_read(&mut [0])),
+            },
+            Self::Near(near) => nothing(near.stream.peek(&mut [0])),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn into_stream(self) -> TcpStream {
+        match self {
+            Self::Far(stream) => stream,
+            Self::Near(near) => TcpStream::from_std(near.stream).expect("not watched"),
+        }
+    }
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Far(stream) => stream.as_fd(),
+            Self::Near(near) => near.stream.as_fd(),
+        }
+    }
+}
+
+impl Socket for Line {
+    fn attempt(&self, interest: Interest, call: impl FnMut() -> io::Result<Moved>) -> io::Result<Option<Moved>> {
+        match self {
+            Self::Far(stream) => stream.attempt(interest, call),
+            Self::Near(near) => near.attempt(interest, call),
+        }
+    }
+
+    async fn ready(&self, interest: Interest) -> io::Result<bool> {
+        match self {
+            Self::Far(stream) => Socket::ready(stream, interest).await,
+            Self::Near(near) => near.ready(interest).await,
+        }
+    }
+}
+
+impl Near {
+    fn exhausted(&self, interest: Interest) -> &AtomicBool {
+        if interest.is_readable() {
+            &self.drained
+        } else {
+            &self.full
+        }
+    }
+
+    fn attempt(&self, interest: Interest, mut call: impl FnMut() -> io::Result<Moved>) -> io::Result<Option<Moved>> {
+        let exhausted = self.exhausted(interest);
+        if exhausted.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match call() {
+            Ok(moved) => {
+                exhausted.store(moved.is_short(), Ordering::Relaxed);
+                Ok(Some(moved))
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn ready(&self, interest: Interest) -> io::Result<bool> {
+        self.exhausted(interest).store(false, Ordering::Relaxed);
+        let flags = if interest.is_readable() {
+            PollFlags::IN
+        } else {
+            PollFlags::OUT
+        };
+        // Whatever it says but that nothing came, the next call shows.
+        if !matches!(poll(&mut [PollFd::new(&self.stream, flags)], Some(&BRIEFLY)), Ok(0)) {
+            return Ok(false);
+        }
+        let watched = readiness::watch(self.stream.try_clone()?.into(), interest)?;
+        watched.ready(interest).await?.retain_ready();
+        Ok(true)
+    }
+}
