@@ -52,14 +52,25 @@ impl TcpPinned {
     /// # Safety
     /// As [`ask::pull`].
     async unsafe fn pull_into(&self, records: &[Record], bytes: u64, local: Local) -> Result<(), LaneFault> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let options = &self.service.options;
         let lanes = self.lanes();
+        let pool = lanes.pool(options.lanes);
+        let turn = pool.turn().await;
         let spread = bytes >= options.spread_from(lanes.address().ip()) && options.lanes > 1;
+        if !spread && records.len() <= MAX_RECORDS {
+            let mut lane = self.lane(pool, &turn).await?;
+            // SAFETY: the caller's contract.
+            let pulled = unsafe { ask::pull(&mut lane, self.wish(), local, records).await };
+            pulled.map_err(LaneFault::Ended)?;
+            pool.give_back(lane);
+            return Ok(());
+        }
         let share = bytes.div_ceil(options.lanes.max(1) as u64).max(LEAST_PART);
         let parts = parts(records, MAX_RECORDS, if spread { share } else { u64::MAX });
         let parts = Mutex::new(VecDeque::from(parts));
-        let pool = lanes.pool(options.lanes);
-        let turn = pool.turn().await;
         if !spread {
             // SAFETY: the caller's contract.
             return unsafe { self.pull_parts(pool, turn, &parts, local).await };

@@ -49,6 +49,11 @@ impl Report {
         }
     }
 
+    /// Whether it has no row.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// A row of pairs of times.
     pub(crate) fn add(&mut self, case: Case, pairs: &Pairs) {
         let quartiles = |summary: Summary| [summary.first_quartile, summary.third_quartile];

@@ -15,6 +15,8 @@ mod peers;
 mod raw;
 mod shape;
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -50,6 +52,8 @@ struct Bench<'a> {
     options: &'a Options,
     output: &'a Output,
     report: Report,
+    /// Rows there are, for who asks for none of them.
+    offered: RefCell<BTreeSet<String>>,
     host: std::sync::Arc<Host>,
     owner: Owner,
     probe: Probe,
@@ -74,6 +78,7 @@ pub(super) async fn run(options: &Options, output: &Output) -> Result<Report, Fa
         options,
         output,
         report: Report::new("transfer"),
+        offered: RefCell::default(),
         host: host.await?,
         owner: Owner::spawn(&dir)?,
         probe: Probe::start().context("cannot start a thread")?,
@@ -92,6 +97,13 @@ pub(super) async fn run(options: &Options, output: &Output) -> Result<Report, Fa
     bench.idle().await.context("idle cost")?;
     bench.owner.end().await?;
     bench.host.shutdown().await;
+    if let (Some(only), true) = (&options.only, bench.report.is_empty()) {
+        let offered: Vec<_> = bench.offered.take().into_iter().collect();
+        let offered = offered.join("\n  ");
+        return Err(Fault::usage(format_args!(
+            "no row is called `{only}`; there are:\n  {offered}"
+        )));
+    }
     Ok(bench.report)
 }
 
@@ -131,9 +143,11 @@ impl Bench<'_> {
 
     /// Whether a row is asked for.
     fn wants(&self, case: &str) -> bool {
-        self.options
-            .only
-            .as_ref()
-            .is_none_or(|only| case.contains(only.as_str()))
+        let only = self.options.only.as_ref();
+        let wanted = only.is_none_or(|only| case.contains(only.as_str()));
+        if !wanted {
+            self.offered.borrow_mut().insert(case.to_owned());
+        }
+        wanted
     }
 }

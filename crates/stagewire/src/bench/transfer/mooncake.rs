@@ -32,6 +32,9 @@ const SYNCHRONOUS: Target = Target {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entrant {
     Pull,
+    /// A stream with the congestion control that the engine's sockets have, too: the system's, which a client cannot choose
+    /// for them.
+    Untuned,
     Raw,
     /// `transfer_sync_read`.
     Synchronous,
@@ -52,6 +55,7 @@ struct Round<'a> {
     source: SegmentBuffer,
     rooms: Rooms,
     raw: raw::Client,
+    untuned: raw::Client,
     size: u64,
 }
 
@@ -120,12 +124,15 @@ impl Bench<'_> {
             source: SegmentBuffer { address, len: size },
             rooms: Rooms::new(size, size)?,
             raw: raw::Client::connect(raw)?,
+            untuned: raw::Client::untuned(raw)?,
             size,
         };
         let contest = round.contest(self.options.pairs).await?;
         drop(round);
+        let untuned = format!("raw TCP, {}", raw::default_congestion());
         for (reference, what, target) in [
-            (Entrant::Raw, "raw TCP", (size >= MIB).then_some(RAW)),
+            (Entrant::Untuned, untuned.as_str(), (size >= MIB).then_some(RAW)),
+            (Entrant::Raw, "raw TCP", None),
             (
                 Entrant::Synchronous,
                 "TE sync",
@@ -148,12 +155,20 @@ impl Bench<'_> {
 
 impl Round<'_> {
     async fn contest(&mut self, pairs: usize) -> anyhow::Result<Contest<Entrant>> {
-        let entrants = [Entrant::Pull, Entrant::Raw, Entrant::Synchronous, Entrant::Submit];
+        let entrants = [
+            Entrant::Pull,
+            Entrant::Untuned,
+            Entrant::Raw,
+            Entrant::Synchronous,
+            Entrant::Submit,
+        ];
         for entrant in entrants {
             self.rooms.destination.bytes().context("in use")?.fill(0);
             self.once(entrant).await.with_context(|| format!("{entrant:?}"))?;
             match entrant {
-                Entrant::Pull | Entrant::Raw => check(&mut self.rooms, &Shape::Whole.record(self.size))?,
+                Entrant::Pull | Entrant::Untuned | Entrant::Raw => {
+                    check(&mut self.rooms, &Shape::Whole.record(self.size))?
+                }
                 Entrant::Synchronous | Entrant::Submit => self.engines.client.check().await?,
             }
         }
@@ -172,9 +187,14 @@ impl Round<'_> {
                 self.segment.pull(self.source, &records, &target, options).await?;
                 Ok(begin.elapsed())
             }
-            Entrant::Raw => {
+            Entrant::Untuned | Entrant::Raw => {
+                let raw = if entrant == Entrant::Raw {
+                    &mut self.raw
+                } else {
+                    &mut self.untuned
+                };
                 let destination = self.rooms.destination.bytes().context("in use")?;
-                Ok(self.raw.read(&mut destination[..self.size as usize])?)
+                Ok(raw.read(&mut destination[..self.size as usize])?)
             }
             Entrant::Synchronous => self.engines.client.time("sync").await,
             Entrant::Submit => self.engines.client.time("submit").await,

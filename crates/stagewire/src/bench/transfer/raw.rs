@@ -55,8 +55,9 @@ impl Server {
 }
 
 fn send(mut stream: TcpStream, offered: &Offered) -> io::Result<()> {
-    prepare(&stream)?;
-    let mut wanted = [0; 8];
+    let (mut tuned, mut wanted) = ([0], [0; 8]);
+    stream.read_exact(&mut tuned)?;
+    prepare(&stream, tuned != [0])?;
     loop {
         stream.read_exact(&mut wanted)?;
         let bytes = offered.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -69,13 +70,21 @@ fn send(mut stream: TcpStream, offered: &Offered) -> io::Result<()> {
     }
 }
 
-/// The best that plain settings give on loopback: no delay, and a congestion control that does not pace, where the system
-/// allows to choose it.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+/// The best that plain settings give on loopback: no delay, and where it is tuned, a congestion control that does not pace,
+/// if the system allows to choose it.
+fn prepare(stream: &TcpStream, tuned: bool) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    // Refused where the module is not loaded or not allowed: then the system's choice stays.
-    let _ = sockopt::set_tcp_congestion(stream, "reno");
+    if tuned {
+        // Refused where the module is not loaded or not allowed: then the system's choice stays.
+        let _ = sockopt::set_tcp_congestion(stream, "reno");
+    }
     Ok(())
+}
+
+/// The system's own choice of a congestion control, by its name.
+pub(super) fn default_congestion() -> String {
+    let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
+    name.map_or_else(|_| "untuned".to_owned(), |name| name.trim().to_owned())
 }
 
 /// The reader's end.
@@ -86,8 +95,18 @@ pub(super) struct Client {
 
 impl Client {
     pub(super) fn connect(address: SocketAddr) -> io::Result<Self> {
-        let stream = TcpStream::connect(address)?;
-        prepare(&stream)?;
+        Self::open(address, true)
+    }
+
+    /// With the congestion control that the system chooses, at both ends.
+    pub(super) fn untuned(address: SocketAddr) -> io::Result<Self> {
+        Self::open(address, false)
+    }
+
+    fn open(address: SocketAddr, tuned: bool) -> io::Result<Self> {
+        let mut stream = TcpStream::connect(address)?;
+        prepare(&stream, tuned)?;
+        stream.write_all(&[u8::from(tuned)])?;
         Ok(Self { stream })
     }
 
