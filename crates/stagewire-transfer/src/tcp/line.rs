@@ -181,3 +181,36 @@ impl Near {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_comes_late_is_waited_for_beside_other_tasks_and_what_is_there_is_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let (connected, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let line = Line::new(connected.expect("it listens")).expect("connected");
+        let (mut peer, _) = accepted.expect("connected");
+        assert!(matches!(line, Line::Near(_)) && line.is_quiet());
+        // On one thread: the peer writes only after the line has let go of it.
+        let (waited, written) = tokio::join!(line.ready(Interest::READABLE), peer.write_all(&[1]));
+        written.expect("it listens");
+        assert!(waited.expect("readable"), "nobody else had a turn");
+        assert!(!line.ready(Interest::READABLE).await.expect("readable"));
+        assert!(!line.is_quiet(), "a byte that nobody waits for");
+        let (mut stream, mut byte) = (line.into_stream(), [0]);
+        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut byte)
+            .await
+            .expect("a byte");
+        let line = Line::new(stream).expect("connected");
+        assert!(line.is_quiet());
+        drop(peer);
+        line.ready(Interest::READABLE).await.expect("the end");
+        assert!(!line.is_quiet(), "its peer is gone");
+    }
+}

@@ -167,7 +167,7 @@ impl Round<'_> {
             self.once(entrant).await.with_context(|| format!("{entrant:?}"))?;
             match entrant {
                 Entrant::Pull | Entrant::Untuned | Entrant::Raw => {
-                    check(&mut self.rooms, &Shape::Whole.record(self.size))?
+                    check(&mut self.rooms, &Shape::Whole.record(self.size))?;
                 }
                 Entrant::Synchronous | Entrant::Submit => self.engines.client.check().await?,
             }
