@@ -281,10 +281,11 @@ impl Scene {
                 self.store = Some(next);
             }
         });
-        for role in [&mut self.producer, &mut self.consumer] {
-            if !role.is_alive() {
-                *role = Role::start(&self.world.run_dir());
-            }
+        let again = || Role::start(&self.world.run_dir());
+        match victim {
+            0 => self.producer = again(),
+            1 => self.consumer = again(),
+            _ => {}
         }
         self.check();
     }
