@@ -121,8 +121,13 @@ class Reads:
             try:
                 segments.pull(jobs, max(0.0, until - time.monotonic()))
                 break
-            except Deadline:
-                raise
+            except Deadline as error:
+                raise Deadline(
+                    f"payload {placed.payload_id} cannot be read in time from the process that lends its memory: "
+                    f"{error.message}",
+                    reason="mooncake_store.deadline",
+                    details={"payload": placed.payload_id, "cause": error.reason},
+                ) from error
             except StagewireError as error:
                 if copy + 1 == copies:
                     raise Unavailable(
