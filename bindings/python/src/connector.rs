@@ -1,6 +1,7 @@
 //! `Connector` and `Publication`: payloads of this process, for others.
 #![expect(unsafe_code, reason = "shows memory of the arena to Python")]
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use stagewire_connector::{Carrier, ConnectorOptions, ConsumeOptions, Mode, PublishSpec};
 use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, Peer, StageName, TensorSpec};
+use stagewire_transfer::{NetworkOptions, Secret};
 
 use crate::arena::Allocations;
 use crate::consumer::{self, Consumer};
@@ -21,6 +23,26 @@ use crate::tensor::{Memory, Tensor};
 /// Mode, address of the consumer where that is known, and seconds that a store may take.
 type Way<'a> = (&'a str, Option<&'a [u8]>, f64);
 
+/// Where it listens, what others are told, and the token.
+pub(crate) type Reached = (String, Option<String>, Option<String>);
+
+/// Reads addresses from Python: one without a port takes any that is free.
+pub(crate) fn network_options(py: Python<'_>, (bind, advertise, token): Reached) -> PyResult<NetworkOptions> {
+    let no_address = |text: &str| {
+        let message = format!("{text:?} is no address of a network interface, such as 10.0.0.5");
+        invalid(py, "connector.network", message)
+    };
+    let with_port = bind.parse::<SocketAddr>();
+    let with_port = with_port.or_else(|_| bind.parse::<IpAddr>().map(|ip| SocketAddr::new(ip, 0)));
+    let advertise = advertise.map(|text| text.parse::<IpAddr>().map_err(|_| no_address(&text)));
+    Ok(NetworkOptions {
+        bind: with_port.map_err(|_| no_address(&bind))?,
+        advertise: advertise.transpose()?,
+        token: token.map(Secret::new),
+        ..NetworkOptions::default()
+    })
+}
+
 /// Publishes payloads of this process and consumes those of others.
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct Connector {
@@ -31,19 +53,23 @@ pub(crate) struct Connector {
 #[pymethods]
 impl Connector {
     #[new]
-    #[pyo3(signature = (run_dir, role, *, arena_bytes, transports=None))]
+    #[pyo3(signature = (run_dir, role, *, arena_bytes, transports=None, network=None))]
     fn new(
         py: Python<'_>,
         run_dir: std::path::PathBuf,
         role: &str,
         arena_bytes: u64,
         transports: Option<Vec<String>>,
+        network: Option<Reached>,
     ) -> PyResult<Self> {
         let role = StageName::new(role).map_err(|error| invalid(py, "stage.name", error.to_string()))?;
         let mut options = ConnectorOptions {
             arena_limit: ByteCount(arena_bytes),
             ..ConnectorOptions::new(run_dir, role)
         };
+        if let Some(network) = network {
+            options.network = network_options(py, network)?;
+        }
         if let Some(names) = transports {
             let named = names.iter().map(|name| name.parse::<Carrier>());
             options.transports = named

@@ -9,7 +9,7 @@ use stagewire_connector::{ConnectorOptions, StoreService};
 use stagewire_core::{ByteCount, StageName};
 use stagewire_store::{SpillOptions, Store, StoreOptions, TokenGate};
 
-use crate::connector::stats;
+use crate::connector::{Reached, network_options, stats};
 use crate::error::raise_from;
 use crate::runtime::wait;
 
@@ -24,13 +24,22 @@ pub(crate) struct HostStore {
 impl HostStore {
     /// `spill` is a directory, and bytes of files in it at most.
     #[new]
-    #[pyo3(signature = (run_dir, capacity, spill=None))]
-    fn new(py: Python<'_>, run_dir: PathBuf, capacity: u64, spill: Option<(PathBuf, u64)>) -> PyResult<Self> {
+    #[pyo3(signature = (run_dir, capacity, spill=None, *, network=None))]
+    fn new(
+        py: Python<'_>,
+        run_dir: PathBuf,
+        capacity: u64,
+        spill: Option<(PathBuf, u64)>,
+        network: Option<Reached>,
+    ) -> PyResult<Self> {
         let role = StageName::new("store").expect("the name is allowed");
-        let options = ConnectorOptions {
+        let mut options = ConnectorOptions {
             arena_limit: stagewire_store::HostStore::arena_limit(ByteCount(capacity)),
             ..ConnectorOptions::new(run_dir, role)
         };
+        if let Some(network) = network {
+            options.network = network_options(py, network)?;
+        }
         let connector =
             wait(py, stagewire_connector::Connector::start(options))?.map_err(|error| raise_from(py, &error))?;
         let mut options = StoreOptions::new(ByteCount(capacity), Arc::new(TokenGate::open()));

@@ -100,6 +100,17 @@ impl Connector {
             puts: OnceLock::new(),
         });
         let accept = tokio::spawn(serve::serve(listener, Arc::clone(&holder))).abort_handle();
+        let links = Links::new(me, Arc::clone(&network));
+        // Not held by the network, which what the holder serves may hold.
+        let served = Arc::downgrade(&holder);
+        network.serve_streams(move |stream| {
+            let holder = served.upgrade();
+            async move {
+                if let Some(holder) = holder {
+                    serve::serve_stream(stream, holder).await;
+                }
+            }
+        });
         let shared = Arc::new(Shared {
             role: options.role,
             run_dir: options.run_dir,
@@ -109,7 +120,7 @@ impl Connector {
             carriers,
             network,
             holder,
-            links: Links::new(me),
+            links,
             store: watch::Sender::new(options.store),
             runtime: tokio::runtime::Handle::current(),
             accept,
@@ -214,7 +225,7 @@ impl Connector {
             let request = request();
             return Err(PublishError::Lease { request, lease, why });
         }
-        let alive = spec.consumer.as_ref().map(shared::is_alive);
+        let alive = spec.consumer.as_ref().map(|consumer| self.shared.is_alive(consumer));
         let store = spec.mode != Mode::P2p && self.shared.store().is_some();
         mode::decide(spec.mode, spec.owner, alive, store).map_err(|no_way| match no_way {
             NoWay::NoStore => PublishError::NoStore { request: request() },

@@ -1,38 +1,34 @@
-//! The consumer's side of the payload socket: one connection per holder, shared by everything that reads from it.
+//! The consumer's side of the payload protocol: one connection per holder, shared by everything that reads from it.
 
+mod connect;
 mod error;
 mod watching;
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
 use stagewire_core::{Capability, Incarnation, PayloadId, Peer};
-use stagewire_transfer::ProcessWatch;
-use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use stagewire_transfer::{Network, ProcessWatch};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 pub use error::LinkError;
 pub(crate) use watching::{Heard, Watching};
 
-use crate::wire::{self, Greeting, Hello, Me, Reply, Request};
+use crate::wire::{self, Me, Reader, Reply, Request, Writer};
+use connect::Opened;
 
 /// How long a holder may take to answer a hello.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// Pause before another try where the holder's queue of connections is full.
-const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 
 /// Connections to holders, by incarnation.
 #[derive(Debug)]
 pub(crate) struct Links {
     me: Me,
+    network: Arc<Network>,
     slots: Mutex<BTreeMap<Incarnation, Arc<Slot>>>,
 }
 
@@ -40,9 +36,10 @@ pub(crate) struct Links {
 type Slot = tokio::sync::Mutex<Option<Arc<Link>>>;
 
 impl Links {
-    pub(crate) fn new(me: Me) -> Self {
+    pub(crate) fn new(me: Me, network: Arc<Network>) -> Self {
         Self {
             me,
+            network,
             slots: Mutex::default(),
         }
     }
@@ -55,11 +52,11 @@ impl Links {
             return Ok(Arc::clone(link));
         }
         *link = None;
-        let connecting = tokio::time::timeout(CONNECT_WITHIN, Link::connect(self.me, peer));
+        let connecting = tokio::time::timeout(CONNECT_WITHIN, Link::connect(self.me, peer, &self.network));
         let result = connecting.await.unwrap_or_else(|_| {
             Err(LinkError::Silent {
                 pid: peer.process.pid,
-                socket: peer.socket.clone().into(),
+                at: connect::at(peer, &self.network),
                 waited: CONNECT_WITHIN,
             })
         });
@@ -161,60 +158,8 @@ impl Drop for EndRoutes {
 }
 
 impl Link {
-    async fn connect(me: Me, peer: &Peer) -> Result<Arc<Self>, LinkError> {
-        let socket = PathBuf::from(&peer.socket);
-        let gone = |source| LinkError::Gone {
-            pid: peer.process.pid,
-            socket: socket.clone(),
-            source,
-        };
-        let malformed = |error: String| LinkError::Malformed {
-            socket: socket.clone(),
-            error,
-        };
-        // The end of the socket is not enough: a child that the holder left behind may keep it open.
-        let watch = match ProcessWatch::open(peer.process) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(gone(error)),
-            watch => watch.ok(),
-        };
-        let stream = loop {
-            match UnixStream::connect(&socket).await {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(BACKLOG_PAUSE).await,
-                result => break result.map_err(gone)?,
-            }
-        };
-        let found = stream.peer_cred().map_err(gone)?.uid();
-        if found != me.uid {
-            return Err(LinkError::User {
-                socket,
-                found,
-                expected: me.uid,
-            });
-        }
-        let (read, write) = stream.into_split();
-        let mut reader = FramedRead::new(read, wire::codec());
-        let mut writer = FramedWrite::new(write, wire::codec());
-        let hello = Hello::new(me, peer.incarnation);
-        writer.send(wire::encode(&hello)).await.map_err(gone)?;
-        let ended = || gone(io::ErrorKind::UnexpectedEof.into());
-        let frame = reader.next().await.ok_or_else(ended)?.map_err(gone)?;
-        match wire::decode(&frame).map_err(|error| malformed(error.to_string()))? {
-            Greeting::Welcome => {}
-            Greeting::Version(found) => {
-                return Err(LinkError::Version {
-                    socket,
-                    found,
-                    expected: wire::VERSION,
-                });
-            }
-            Greeting::Incarnation(found) => {
-                return Err(LinkError::Incarnation {
-                    socket,
-                    found,
-                    expected: peer.incarnation,
-                });
-            }
-        }
+    async fn connect(me: Me, peer: &Peer, network: &Network) -> Result<Arc<Self>, LinkError> {
+        let Opened { reader, writer, watch } = connect::open(me, peer, network).await?;
         let routes = Arc::new(Routes(Mutex::new(Some(BTreeMap::new()))));
         let (requests, queue) = mpsc::unbounded_channel();
         let task = tokio::spawn(run(reader, writer, queue, watch, EndRoutes(Arc::clone(&routes)))).abort_handle();
@@ -279,11 +224,31 @@ impl Link {
         }
     }
 
-    fn request(&self, route: Route, request: impl FnOnce(u32) -> Request) -> u32 {
+    /// Waits until the connection has ended: at once where the process at the other end dies.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(crate) async fn closed(self: &Arc<Self>) {
+        let (sender, ended) = oneshot::channel();
+        // Nothing answers to it, so that it goes with the routes.
+        let _route = Asked {
+            link: Arc::clone(self),
+            id: self.route(Route::Answer(sender)),
+            leaves: false,
+        };
+        let _ = ended.await;
+    }
+
+    fn route(&self, route: Route) -> u32 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         if let Some(routes) = lock(&self.routes.0).as_mut() {
             routes.insert(id, route);
         }
+        id
+    }
+
+    fn request(&self, route: Route, request: impl FnOnce(u32) -> Request) -> u32 {
+        let id = self.route(route);
         // Where the connection has ended, the route is dropped, which says so.
         let _ = self.requests.send(request(id));
         id
@@ -328,9 +293,6 @@ impl Drop for Link {
         self.close();
     }
 }
-
-type Reader = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
-type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 
 /// Moves frames until the holder or every user of the link is gone. Both ways at once: a side that waited for the other
 /// to read before reading itself could wait for ever.

@@ -1,4 +1,4 @@
-//! The holder's side of the payload socket.
+//! The holder's side of the payload protocol.
 
 mod watched;
 
@@ -11,17 +11,15 @@ use futures::{SinkExt, StreamExt};
 use stagewire_core::{ByteCount, Capability, Classify, Failure, Handle, RegionRef, Token};
 use stagewire_store::Reservation;
 use stagewire_transfer::ProcessWatch;
-use tokio::net::unix::OwnedWriteHalf;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 use crate::Owner;
 use crate::live::{Barred, Claim, Live, Table};
 use watched::Watched;
 
-use crate::wire::{self, End, Greeting, Hello, Me, Refusal, Reply, Request, State};
+use crate::wire::{self, End, Greeting, Hello, Me, Reader, Refusal, Reply, Request, State, Writer};
 
 /// How long who connects may take to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
@@ -81,9 +79,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-type Reader = FramedRead<tokio::net::unix::OwnedReadHalf, LengthDelimitedCodec>;
-type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
-
 async fn connection(stream: UnixStream, holder: Arc<Holder>) {
     match stream.peer_cred() {
         Ok(cred) if cred.uid() == holder.me.uid => {}
@@ -93,13 +88,28 @@ async fn connection(stream: UnixStream, holder: Arc<Holder>) {
         }
     }
     let (read, write) = stream.into_split();
-    let mut reader = FramedRead::new(read, wire::codec());
-    let mut writer = FramedWrite::new(write, wire::codec());
+    let (reader, writer) = wire::framed(read, write);
+    talk(reader, writer, holder, |hello| ProcessWatch::open(hello.process).ok()).await;
+}
+
+/// Serves who connects from another host. Its end closes the connection.
+pub(crate) async fn serve_stream(stream: TcpStream, holder: Arc<Holder>) {
+    let (read, write) = stream.into_split();
+    let (reader, writer) = wire::framed(read, write);
+    talk(reader, writer, holder, |_| None).await;
+}
+
+async fn talk(
+    mut reader: Reader,
+    mut writer: Writer,
+    holder: Arc<Holder>,
+    watch: impl FnOnce(&Hello) -> Option<ProcessWatch>,
+) {
     match tokio::time::timeout(HELLO_WITHIN, greet(&mut reader, &mut writer, &holder)).await {
         Ok(Some(hello)) => {
             let mut session = Session::new(holder, writer);
             // A child that the consumer left behind may keep its end of the socket open.
-            let watch = ProcessWatch::open(hello.process).ok();
+            let watch = watch(&hello);
             let died = async {
                 match &watch {
                     Some(watch) => watch.died().await,

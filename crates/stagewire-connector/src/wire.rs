@@ -1,4 +1,5 @@
-//! Frames on the payload socket: length-delimited postcard, first a greeting from each side.
+//! The payload protocol: length-delimited postcard, first a greeting from each side. On one host it goes over a Unix
+//! socket, between hosts over a stream of the network, which has proved the token before.
 //!
 //! ```text
 //! consumer                         holder
@@ -20,7 +21,8 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, Peer, ProcessRef, RegionRef, Token};
-use tokio_util::codec::LengthDelimitedCodec;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 use crate::Owner;
 
@@ -203,8 +205,19 @@ pub(crate) fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, Malformed> 
     postcard::from_bytes(frame).map_err(Malformed::from)
 }
 
-pub(crate) fn codec() -> LengthDelimitedCodec {
-    LengthDelimitedCodec::builder().max_frame_length(MAX_FRAME).new_codec()
+/// Frames from the other side, over either socket.
+pub(crate) type Reader = FramedRead<Box<dyn AsyncRead + Send + Unpin>, LengthDelimitedCodec>;
+/// Frames to the other side.
+pub(crate) type Writer = FramedWrite<Box<dyn AsyncWrite + Send + Unpin>, LengthDelimitedCodec>;
+
+pub(crate) fn framed(
+    read: impl AsyncRead + Send + Unpin + 'static,
+    write: impl AsyncWrite + Send + Unpin + 'static,
+) -> (Reader, Writer) {
+    let codec = || LengthDelimitedCodec::builder().max_frame_length(MAX_FRAME).new_codec();
+    let (read, write): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>) =
+        (Box::new(read), Box::new(write));
+    (FramedRead::new(read, codec()), FramedWrite::new(write, codec()))
 }
 
 #[cfg(test)]

@@ -211,6 +211,11 @@ impl Host {
         self.shared.counters.in_flight_limit.store(limit, Ordering::Relaxed);
     }
 
+    /// Whether a peer is a process of this host, as far as its addresses say. One without any is taken for one.
+    pub fn is_host_of(&self, peer: &Peer) -> bool {
+        wire::host_of(peer).is_none_or(|host| host == self.address.host)
+    }
+
     /// What it holds now and did so far.
     pub fn stats(&self) -> HostStats {
         let (arena, table) = (self.shared.arena.stats(), self.shared.table.stats());

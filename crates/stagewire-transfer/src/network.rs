@@ -16,13 +16,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use stagewire_core::{Peer, TransportAddress};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 pub(crate) use accept::accepted;
 pub(crate) use dial::{Dial, Lanes, prepare};
-pub(crate) use hooks::{Hooks, LaneServer, Placer};
+pub(crate) use hooks::{Hooks, LaneServer, Placer, StreamServer};
 pub use limits::NetworkLimits;
 pub(crate) use session::Session;
 pub use token::Secret;
@@ -130,6 +131,7 @@ impl Network {
             key: key.clone(),
             sessions: Sessions::new(limits),
             lanes: OnceLock::new(),
+            streams: OnceLock::new(),
             stop: stop.subscribe(),
         });
         let (mut host_stop, stop_here, accepted) = (host.stopping(), stop.clone(), listening.clone());
@@ -168,6 +170,31 @@ impl Network {
         // Where they are served already, that goes on.
         self.set_lanes(Arc::new(tcp::Server(self.tcp.clone())));
         Arc::new(Tcp::new(self.clone(), self.tcp.clone()))
+    }
+
+    /// Has the connections served that peers open with [`Network::open_stream`]: `serve` runs for each until it ends, or the
+    /// network does. Each counts as a control connection of [`NetworkLimits`]. False where they are served already.
+    pub fn serve_streams<F>(&self, serve: impl Fn(TcpStream) -> F + Send + Sync + 'static) -> bool
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let serve: StreamServer = Box::new(move |stream| Box::pin(serve(stream)));
+        self.listening.streams.set(serve).is_ok()
+    }
+
+    /// Opens a connection to a peer for a protocol of the program's own, over the port and with the proof of the token that
+    /// transports use. A process that dies closes it at once; a host that is lost, after some ten seconds.
+    ///
+    /// # Errors
+    /// [`ConnectError`]; [`ConnectError::NotOffered`] where the peer has no transport that reaches other hosts.
+    ///
+    /// # Cancel safety
+    /// Nothing is left behind by a dropped future.
+    pub async fn open_stream(&self, peer: &Peer, options: &ConnectOptions) -> Result<TcpStream, ConnectError> {
+        let dial = self.dial(wire::network_address(peer)?);
+        let (peer, after) = (peer.incarnation, options.deadline);
+        let opened = timeout(after, dial.open_stream(peer, self.host.process())).await;
+        opened.unwrap_or(Err(ConnectError::Deadline { peer, after }))
     }
 
     /// Listens no more and ends the connections: peers see them closed, and their transfers end with an error.
@@ -217,16 +244,21 @@ impl Network {
         peer: &Peer,
         options: &ConnectOptions,
     ) -> Result<(Arc<Link>, Vec<u8>), ConnectError> {
-        let NetworkAddress { host, sockets, extra } = wire::address_of(kind, peer)?;
-        let dial = Dial {
-            sockets,
-            peer_host: host,
-            host: self.address.host.clone(),
-            key: self.key.clone(),
-        };
+        let mut address: NetworkAddress = wire::address_of(kind, peer)?;
+        let extra = std::mem::take(&mut address.extra);
+        let dial = self.dial(address);
         let route = Route::Tcp(&dial);
         let link = self.links.connect(peer.incarnation, route, options.deadline).await?;
         Ok((link, extra))
+    }
+
+    fn dial(&self, to: NetworkAddress) -> Dial {
+        Dial {
+            sockets: to.sockets,
+            peer_host: to.host,
+            host: self.address.host.clone(),
+            key: self.key.clone(),
+        }
     }
 }
 

@@ -84,6 +84,24 @@ pub(crate) fn decode_versioned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, W
     }
 }
 
+/// Where a peer listens for other hosts, over whichever transport it says so.
+pub(crate) fn network_address(peer: &Peer) -> Result<NetworkAddress, ConnectError> {
+    let offered = |kind: &Kind| peer.transports.iter().any(|address| address.transport == kind.name());
+    let of_network = [Kind::Tcp, Kind::Mooncake, Kind::Nixl, Kind::Engine];
+    address_of(of_network.into_iter().find(offered).unwrap_or(Kind::Tcp), peer)
+}
+
+/// The host of a peer, as it calls it; `None` where none of its addresses says.
+pub(crate) fn host_of(peer: &Peer) -> Option<String> {
+    if let Ok(address) = network_address(peer) {
+        return Some(address.host);
+    }
+    let local = [Kind::Shm, Kind::Cma]
+        .into_iter()
+        .find_map(|kind| address_of::<Address>(kind, peer).ok());
+    local.map(|address| address.host)
+}
+
 /// How a peer says that it is reached over a transport.
 pub(crate) fn address_of<T: DeserializeOwned>(kind: Kind, peer: &Peer) -> Result<T, ConnectError> {
     let (transport, peer, offered) = (kind.name(), peer.incarnation, &peer.transports);

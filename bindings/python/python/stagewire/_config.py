@@ -1,4 +1,4 @@
-"""The two mappings that configure a connector: where payloads are kept, and how bytes move."""
+"""The mappings that configure a connector: where payloads are kept, how bytes move, and who may connect."""
 
 from __future__ import annotations
 
@@ -30,6 +30,23 @@ def transports(te_config: Mapping[str, Any] | None) -> list[str] | None:
             details={"transports": str(given)},
         )
     return [_one_of("te_config", "transport", name, TRANSPORTS) for name in given]
+
+
+def network(given: Mapping[str, Any] | None) -> tuple[str, str | None, str | None] | None:
+    """Where a connector listens, what others are told, and the token, from ``network``.
+
+    Raises:
+        Invalid: A key is not known, or a value is not text.
+    """
+    found = _checked("network", given, {"bind", "advertise", "token"})
+    for key, value in found.items():
+        if value is not None and not isinstance(value, str):
+            raise Invalid(
+                f"network has a {key} of type {type(value).__name__}; it must be text",
+                reason="connector.config",
+                details={"key": key},
+            )
+    return (found.get("bind") or "127.0.0.1", found.get("advertise"), found.get("token")) if found else None
 
 
 def store(store_config: Mapping[str, Any] | None) -> dict[str, Any] | None:

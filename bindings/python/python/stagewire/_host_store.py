@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from . import _native, _rundir
+from . import _config, _native, _rundir
 from ._native import parse_bytes
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
 
 class HostStore:
@@ -20,6 +21,7 @@ class HostStore:
     Args:
         capacity: Most bytes of payloads, as a number or as ``"512MiB"``. Who finds it full waits for room, and is
             refused with `Exhausted` at the deadline.
+        network: As for `DiffusionConnector`, where connectors on other hosts read from this store.
         run_dir: As for `DiffusionConnector`. One store per run directory; a later one takes over from an earlier one.
         spill_dir: A directory on a disk, of this store alone: what finds no room in memory goes there, and is read from
             there.
@@ -35,12 +37,14 @@ class HostStore:
         self,
         capacity: int | str = "1GiB",
         *,
+        network: Mapping[str, Any] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         spill_dir: str | os.PathLike[str] | None = None,
         spill_bytes: int | str = "16GiB",
     ) -> None:
         spill = None if spill_dir is None else (spill_dir, parse_bytes(str(spill_bytes)))
-        self._native = _native.HostStore(_rundir.find(run_dir), parse_bytes(str(capacity)), spill)
+        size, reached = parse_bytes(str(capacity)), _config.network(network)
+        self._native = _native.HostStore(_rundir.find(run_dir), size, spill, network=reached)
 
     def usage(self) -> tuple[int, int]:
         """Bytes in use, and most bytes."""

@@ -137,6 +137,7 @@ class Connector:
         *,
         arena_bytes: int,
         transports: Sequence[str] | None = None,
+        network: tuple[str, str | None, str | None] | None = None,
     ) -> Self: ...
     def allocate(self, dtype: str, shape: Sequence[int]) -> Tensor: ...
     def publish(
@@ -214,7 +215,12 @@ class EnginePin:
 
 class HostStore:
     def __new__(
-        cls, run_dir: str | PathLike[str], capacity: int, spill: tuple[str | PathLike[str], int] | None = None
+        cls,
+        run_dir: str | PathLike[str],
+        capacity: int,
+        spill: tuple[str | PathLike[str], int] | None = None,
+        *,
+        network: tuple[str, str | None, str | None] | None = None,
     ) -> Self: ...
     def usage(self) -> tuple[int, int]: ...
     def live(self) -> list[str]: ...

@@ -16,7 +16,8 @@ for chunk in conn.consume(handle, dst=dst):     # views of dst; without dst, rea
     vae.decode_chunk(chunk)
 ```
 
-Both processes are on one host and use the same run directory. Nothing here needs a server. For
+Both processes are on one host and use the same run directory, or on two hosts and have a ``network``. Nothing here
+needs a server. For
 ``transfer_mode="store"`` some process of the host keeps a `HostStore`. `stagewire.aio` has the same names for asyncio.
 """
 
@@ -89,7 +90,12 @@ class DiffusionConnector:
             protocol, spoken natively) and ``nixl`` (where it is installed) any, for consumers on any host. What none
             takes is copied once into shared memory, if ``shm`` is named. A consumer reads by what a payload is offered
             by, else over ``tcp``, as far as both sides name it.
-        run_dir: Folder through which processes find each other; default ``STAGEWIRE_RUN_DIR``, else the usual place.
+        network: How connectors on other hosts reach this one: ``{"bind": "10.0.0.5", "token": "..."}``. ``bind`` is an
+            address of this host, with a port or any free one; ``advertise`` the address that others are told, where it
+            is another; ``token`` what every connector of the deployment must know, required unless ``bind`` is a
+            loopback address. Without it, only this host is reached. Nothing is encrypted.
+        run_dir: Folder through which processes of a host find each other; default ``STAGEWIRE_RUN_DIR``, else the usual
+            place.
         arena_bytes: Most bytes of shared memory, as a number or as ``"512MiB"``.
         deadline: Seconds that a consumer waits for bytes, and that a store may take.
 
@@ -105,6 +111,7 @@ class DiffusionConnector:
         store_config: Mapping[str, Any] | None = None,
         te_config: Mapping[str, Any] | None = None,
         *,
+        network: Mapping[str, Any] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         arena_bytes: int | str = "1GiB",
         deadline: float = 30.0,
@@ -125,8 +132,9 @@ class DiffusionConnector:
         self._copier = Copier()
         mooncake = _config.store(store_config)
         transports, size = _config.transports(te_config), parse_bytes(str(arena_bytes))
+        reached = _config.network(network)
         self._run_dir = _rundir.find(run_dir)
-        self._native = Connector(self._run_dir, role, arena_bytes=size, transports=transports)
+        self._native = Connector(self._run_dir, role, arena_bytes=size, transports=transports, network=reached)
         self._store: Backend | None = None
         if mooncake is not None:
             try:

@@ -89,7 +89,18 @@ impl Shared {
     pub(crate) fn store(&self) -> Option<Peer> {
         let mut stores = self.stores_of_run_dir().peekable();
         let first = stores.peek().cloned();
-        stores.find(is_alive).or(first)
+        stores.find(|store| self.is_alive(store)).or(first)
+    }
+
+    /// Whether a peer is a process of this host.
+    pub(crate) fn is_here(&self, peer: &Peer) -> bool {
+        self.host.is_host_of(peer)
+    }
+
+    /// Whether the process of a peer lives, for all that the kernel says: of other hosts it knows nothing.
+    pub(crate) fn is_alive(&self, peer: &Peer) -> bool {
+        let gone = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+        !self.is_here(peer) || !ProcessWatch::open(peer.process).is_err_and(|error| gone(&error))
     }
 
     /// Every store that this process knows of, alive or not.
@@ -159,10 +170,4 @@ impl Shared {
         store_file::withdraw(&self.run_dir, &self.peer);
         true
     }
-}
-
-/// Whether the process of a peer of this host lives, for all that the kernel says.
-pub(crate) fn is_alive(peer: &Peer) -> bool {
-    let gone = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
-    !ProcessWatch::open(peer.process).is_err_and(|error| gone(&error))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use stagewire_core::{Classify, ErrorClass, Handover, RegionRef, Timestamp, TransferMode};
-use stagewire_transfer::{ConnectError, ProcessWatch, TransferError};
+use stagewire_transfer::{ConnectError, TransferError};
 
 use super::access::{Access, AccessError};
 use super::flight::{Batch, Flight};
@@ -319,9 +319,7 @@ impl Consumer {
 
     /// Whether an error is only how the holder's death looked from here.
     fn died_in_between(&self, class: ErrorClass) -> bool {
-        let gone = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
-        class == ErrorClass::Unavailable
-            && ProcessWatch::open(self.whereabouts.holder.process).is_err_and(|error| gone(&error))
+        class == ErrorClass::Unavailable && !self.shared.is_alive(&self.whereabouts.holder)
     }
 }
 

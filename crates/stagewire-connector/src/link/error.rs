@@ -1,43 +1,39 @@
 use std::io;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Incarnation};
+use stagewire_transfer::ConnectError;
 
 /// Why the holder of a payload cannot be talked to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
 pub enum LinkError {
-    #[error("process {pid} does not answer at {socket}: it has ended")]
-    Gone {
-        pid: u32,
-        socket: PathBuf,
-        source: io::Error,
-    },
-    #[error("process {pid} did not answer at {socket} within {waited:?}; it is stopped or overloaded: look at it")]
-    Silent {
-        pid: u32,
-        socket: PathBuf,
-        waited: Duration,
-    },
+    #[error("process {pid} does not answer at {at}: it has ended")]
+    Gone { pid: u32, at: String, source: io::Error },
+    #[error("process {pid} did not answer at {at} within {waited:?}; it is stopped or overloaded: look at it")]
+    Silent { pid: u32, at: String, waited: Duration },
+    #[error("{at} is served by user {found}, not by user {expected}; run every process of a deployment as one user")]
+    User { at: String, found: u32, expected: u32 },
     #[error(
-        "{socket} is served by user {found}, not by user {expected}; run every process of a deployment as one user"
-    )]
-    User { socket: PathBuf, found: u32, expected: u32 },
-    #[error(
-        "the process at {socket} speaks version {found} of the payload protocol, this build version {expected}; \
+        "the process at {at} speaks version {found} of the payload protocol, this build version {expected}; \
          install the same version of Stagewire for both"
     )]
-    Version { socket: PathBuf, found: u16, expected: u16 },
-    #[error("the process at {socket} is {found}, not {expected}: it was started anew")]
+    Version { at: String, found: u16, expected: u16 },
+    #[error("the process at {at} is {found}, not {expected}: it was started anew")]
     Incarnation {
-        socket: PathBuf,
+        at: String,
         found: Incarnation,
         expected: Incarnation,
     },
-    #[error("what answered at {socket} is not a Stagewire process: {error}")]
-    Malformed { socket: PathBuf, error: String },
+    #[error("process {pid} of another host cannot be reached")]
+    Network {
+        pid: u32,
+        #[source]
+        source: ConnectError,
+    },
+    #[error("what answered at {at} is not a Stagewire process: {error}")]
+    Malformed { at: String, error: String },
 }
 
 impl Classify for LinkError {
@@ -47,6 +43,7 @@ impl Classify for LinkError {
             Self::User { .. } => ErrorClass::Denied,
             Self::Version { .. } => ErrorClass::Unsupported,
             Self::Malformed { .. } => ErrorClass::Corrupt,
+            Self::Network { source, .. } => source.class(),
         }
     }
 
@@ -57,6 +54,7 @@ impl Classify for LinkError {
             Self::User { .. } => "peer.user",
             Self::Version { .. } => "peer.version",
             Self::Malformed { .. } => "peer.malformed",
+            Self::Network { source, .. } => source.reason(),
         }
     }
 }
@@ -64,7 +62,15 @@ impl Classify for LinkError {
 impl LinkError {
     /// Whether the process that held the payload is no more, and the payload with it.
     pub(crate) const fn is_lost(&self) -> bool {
-        matches!(self, Self::Gone { .. } | Self::Incarnation { .. })
+        matches!(
+            self,
+            Self::Gone { .. }
+                | Self::Incarnation { .. }
+                | Self::Network {
+                    source: ConnectError::Gone { .. } | ConnectError::Incarnation { .. },
+                    ..
+                }
+        )
     }
 }
 
@@ -74,21 +80,21 @@ mod tests {
 
     #[test]
     fn messages_say_what_to_do() {
-        let socket = PathBuf::from("/run/a.ctl");
+        let at = "/run/a.ctl".to_owned();
         let silent = LinkError::Silent {
             pid: 7,
-            socket: socket.clone(),
+            at: at.clone(),
             waited: Duration::from_secs(5),
         };
         assert!(silent.to_string().ends_with("overloaded: look at it"), "{silent}");
         let user = LinkError::User {
-            socket: socket.clone(),
+            at: at.clone(),
             found: 1,
             expected: 2,
         };
         assert!(user.to_string().ends_with("as one user"), "{user}");
         let version = LinkError::Version {
-            socket,
+            at,
             found: 1,
             expected: 2,
         };

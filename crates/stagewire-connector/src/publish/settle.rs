@@ -146,12 +146,9 @@ impl Settling {
             None => None,
         };
         self.settle(Ok(live.handle().clone()));
-        let Ok(process) = ProcessWatch::open(consumer.process) else {
-            return self.fall_back(shared, live, wait, reserved).await;
-        };
         tokio::select! {
             () = ended(live) => {}
-            () = process.died() => self.fall_back(shared, live, wait, reserved).await,
+            () = lost(shared, consumer) => self.fall_back(shared, live, wait, reserved).await,
         }
     }
 
@@ -168,6 +165,17 @@ impl Settling {
                 tracing::warn!(%payload, %error, "the consumer was lost, and the store has not taken its payload");
             }
         }
+    }
+}
+
+/// Waits until a consumer has died. Of another host, that is until the connection to it ends.
+async fn lost(shared: &Shared, consumer: &Peer) {
+    if !shared.is_here(consumer) {
+        if let Ok(link) = shared.links().to(consumer).await {
+            link.closed().await;
+        }
+    } else if let Ok(process) = ProcessWatch::open(consumer.process) {
+        process.died().await;
     }
 }
 

@@ -18,7 +18,14 @@ const TOKEN: &str = "a deployment's token";
 /// How a process gets a pid namespace, by what this user may do.
 fn unshare() -> Option<Vec<&'static str>> {
     let own = ["unshare", "--pid", "--mount-proc", "--kill-child"];
-    let as_user = ["unshare", "--user", "--map-root-user", "--pid", "--mount-proc", "--kill-child"];
+    let as_user = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--mount-proc",
+        "--kill-child",
+    ];
     let works = |words: &&[&str]| {
         let ran = Command::new(words[0]).args(&words[1..]).arg("true").output();
         ran.is_ok_and(|output| output.status.success())
@@ -41,21 +48,32 @@ async fn two_hosts(token: &str) -> Option<(World, Second, tempfile::TempDir)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn payloads_go_from_host_to_host_whole_and_in_chunks() {
-    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else { return };
-    assert!(!world.connector.host().is_host_of(&second.peer().await), "it is on this host");
+    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else {
+        return;
+    };
+    assert!(
+        !world.connector.host().is_host_of(&second.peer().await),
+        "it is on this host"
+    );
     let bundle = Bundle::one(&[1, 16, 21, 12, 10]);
     for bundle in [bundle.clone(), bundle.clone().cut(2, 8), bundle.cut(1, 16)] {
         for bundle in [bundle.clone(), bundle.borrowed()] {
             let handle = second.publish(&bundle, Owner::Orchestrator).await;
             for take in TAKES {
                 // Nothing is mapped from another host.
-                let bundle = Bundle { arena: false, ..bundle.clone() };
+                let bundle = Bundle {
+                    arena: false,
+                    ..bundle.clone()
+                };
                 take_all(&world, &bundle, &handle, take).await;
             }
             let options = ConsumeOptions::within(PATIENCE);
             let mut consumer = world.connector.consume(handle.clone(), options).expect("a consumer");
             let fetched = consumer.fetch_all().await.expect("the producer lives");
-            assert!(fetched.handovers.iter().all(|handover| handover.path == "tcp"), "{fetched:?}");
+            assert!(
+                fetched.handovers.iter().all(|handover| handover.path == "tcp"),
+                "{fetched:?}"
+            );
             drop((fetched, consumer));
             let payload = handle.payload;
             second.done(Ask::Release { payload }).await;
@@ -67,7 +85,9 @@ async fn payloads_go_from_host_to_host_whole_and_in_chunks() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_come_as_they_are_shown_and_the_last_reader_ends_the_payload() {
-    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else { return };
+    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else {
+        return;
+    };
     let bundle = Bundle::one(&[8, 1000]).cut(0, 8);
     let handle = second.open(&bundle, CONSUMED).await;
     let options = ConsumeOptions::within(PATIENCE);
@@ -87,8 +107,12 @@ async fn chunks_come_as_they_are_shown_and_the_last_reader_ends_the_payload() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_dies_on_another_host_is_a_typed_error_within_a_second() {
-    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else { return };
-    let handle = second.open(&Bundle::one(&[8, 1000]).cut(0, 8), Owner::Orchestrator).await;
+    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else {
+        return;
+    };
+    let handle = second
+        .open(&Bundle::one(&[8, 1000]).cut(0, 8), Owner::Orchestrator)
+        .await;
     for chunk in 0..3 {
         second.ready(&handle, chunk).await;
     }
@@ -113,7 +137,10 @@ async fn a_holder_that_dies_on_another_host_is_a_typed_error_within_a_second() {
     let error = result.expect("no panic").expect_err("the producer is dead");
     assert!(matches!(error, ConsumeError::PeerLost { .. }), "{error}");
     assert!(took < Duration::from_secs(1), "it took {took:?}");
-    let error = consume(ConsumeOptions::default()).next().await.expect_err("the producer is dead");
+    let error = consume(ConsumeOptions::default())
+        .next()
+        .await
+        .expect_err("the producer is dead");
     assert!(matches!(error, ConsumeError::PeerLost { .. }), "{error}");
     drop(hasty);
     all_gone(&world.connector).await;
@@ -121,22 +148,33 @@ async fn a_holder_that_dies_on_another_host_is_a_typed_error_within_a_second() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_token_is_refused_and_its_error_says_so() {
-    let Some((world, mut second, _dir)) = two_hosts("another token").await else { return };
+    let Some((world, mut second, _dir)) = two_hosts("another token").await else {
+        return;
+    };
     let handle = second.publish(&Bundle::one(&[10]), Owner::Orchestrator).await;
     let options = ConsumeOptions::within(PATIENCE);
     let mut consumer = world.connector.consume(handle, options).expect("a consumer");
     let error = consumer.next().await.expect_err("refused");
-    let ConsumeError::Link { source: LinkError::Network { source, .. }, .. } = &error else {
+    let ConsumeError::Link {
+        source: LinkError::Network { source, .. },
+        ..
+    } = &error
+    else {
         panic!("{error:?}");
     };
     assert!(matches!(source, ConnectError::Token { .. }), "{source}");
-    assert_eq!((error.class(), error.reason()), (ErrorClass::Unauthenticated, "connect.token"));
+    assert_eq!(
+        (error.class(), error.reason()),
+        (ErrorClass::Unauthenticated, "connect.token")
+    );
 }
 
 /// A store that runs on another host takes payloads, and gives them back when their producer is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_on_another_host_keeps_payloads() {
-    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else { return };
+    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else {
+        return;
+    };
     let (limit, closed) = (ByteCount(16 << 20), false);
     let Answer::Peer(store) = second.ask(Ask::ServeStore { limit, closed }).await else {
         panic!("no store");
@@ -145,16 +183,25 @@ async fn a_store_on_another_host_keeps_payloads() {
     let bundle = Bundle::one(&[8, 1000]).cut(0, 8);
     let mut spec = PublishSpec::new("request", bundle.manifest(), CONSUMED);
     spec.mode = Mode::Store;
-    let publication = world.connector.publish(spec, bundle.memory(world.connector.host().arena()));
+    let publication = world
+        .connector
+        .publish(spec, bundle.memory(world.connector.host().arena()));
     let publication = publication.expect("published");
-    let settled = tokio::time::timeout(PATIENCE, publication.settled()).await.expect("in time");
+    let settled = tokio::time::timeout(PATIENCE, publication.settled())
+        .await
+        .expect("in time");
     let handle = settled.expect("the store takes it");
     drop(publication);
     let options = ConsumeOptions::within(PATIENCE);
     let mut consumer = world.connector.consume(handle, options).expect("a consumer");
     let fetched = consumer.fetch_all().await.expect("the store lives");
     bundle.check(&fetched.tensors, None);
-    assert!(fetched.handovers.iter().all(|handover| handover.mode == TransferMode::Store));
+    assert!(
+        fetched
+            .handovers
+            .iter()
+            .all(|handover| handover.mode == TransferMode::Store)
+    );
     drop((fetched, consumer));
     second.all_gone().await;
     all_gone(&world.connector).await;
@@ -163,7 +210,9 @@ async fn a_store_on_another_host_keeps_payloads() {
 /// A consumer on another host that was named and dies leaves its payload to the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_lost_on_another_host_leaves_its_payload_to_the_store() {
-    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else { return };
+    let Some((world, mut second, _dir)) = two_hosts(TOKEN).await else {
+        return;
+    };
     let (limit, closed) = (ByteCount(16 << 20), false);
     let mut keeper = world.second().await;
     let Answer::Peer(store) = keeper.ask(Ask::ServeStore { limit, closed }).await else {
@@ -174,9 +223,15 @@ async fn a_consumer_lost_on_another_host_leaves_its_payload_to_the_store() {
     let mut spec = PublishSpec::new("request", bundle.manifest(), CONSUMED);
     spec.mode = Mode::Auto;
     spec.consumer = Some(second.peer().await);
-    let publication = world.connector.publish(spec, bundle.memory(world.connector.host().arena()));
+    let publication = world
+        .connector
+        .publish(spec, bundle.memory(world.connector.host().arena()));
     let publication = publication.expect("published");
-    assert_eq!(publication.mode(), TransferMode::P2p, "the consumer is known, and alive for all that is known");
+    assert_eq!(
+        publication.mode(),
+        TransferMode::P2p,
+        "the consumer is known, and alive for all that is known"
+    );
     let handle = publication.handle().clone();
     second.kill().await;
     let moved = async {

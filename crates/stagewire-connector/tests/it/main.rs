@@ -5,6 +5,7 @@ mod bundle;
 mod chunks;
 mod death;
 mod fake;
+mod hosts;
 mod leases;
 mod modes;
 mod moved;

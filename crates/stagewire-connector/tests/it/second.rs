@@ -1,6 +1,7 @@
 //! A second process: this test binary runs again, as the one test below, and does what it is asked over its pipes.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use stagewire_connector::{
 };
 use stagewire_core::{ByteCount, Classify, Failure, Handle, PayloadId, Peer, StageName, Token};
 use stagewire_store::{HostStore, TokenGate};
+use stagewire_transfer::{NetworkOptions, Secret};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
@@ -20,6 +22,7 @@ use crate::bundle::Bundle;
 
 const RUN_DIR: &str = "STAGEWIRE_TEST_SECOND_PROCESS";
 const TRANSPORTS: &str = "STAGEWIRE_TEST_TRANSPORTS";
+const TOKEN: &str = "STAGEWIRE_TEST_TOKEN";
 /// Tells answers from what the test harness prints.
 const MARK: &str = "@@";
 
@@ -90,11 +93,20 @@ pub(crate) struct Second {
 
 impl Second {
     pub(crate) async fn start(run_dir: &Path, transports: &[Carrier]) -> Self {
+        Self::start_by(&[], run_dir, transports, None).await
+    }
+
+    /// By a command that runs it, such as `unshare --pid`, and with a token for its network.
+    pub(crate) async fn start_by(by: &[&str], run_dir: &Path, transports: &[Carrier], token: Option<&str>) -> Self {
         let transports: Vec<_> = transports.iter().map(|carrier| carrier.name()).collect();
-        let mut child = Command::new(std::env::current_exe().expect("this binary"))
+        let this = std::env::current_exe().expect("this binary");
+        let mut words = by.iter().map(OsStr::new).chain([this.as_os_str()]);
+        let mut child = Command::new(words.next().expect("this binary at least"))
+            .args(words)
             .args(["--exact", "second::second_process", "--nocapture", "--ignored"])
             .env(RUN_DIR, run_dir)
             .env(TRANSPORTS, transports.join(","))
+            .envs(token.map(|token| (TOKEN, token)))
             .envs(crate::transports::nixl_library().map(|path| ("NIXL_CAPI_LIB", path)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -235,6 +247,10 @@ fn second_process() {
         let options = ConnectorOptions {
             arena_limit: ByteCount(64 << 20),
             transports: transports.collect(),
+            network: NetworkOptions {
+                token: std::env::var(TOKEN).ok().map(Secret::new),
+                ..NetworkOptions::default()
+            },
             ..ConnectorOptions::new(run_dir, StageName::new("denoise").expect("a name"))
         };
         let mut served = Served {

@@ -49,43 +49,9 @@ pub(crate) struct Lanes {
 impl Dial {
     /// Opens a control connection at the first address that answers.
     pub(crate) async fn open(&self, peer: Incarnation, process: ProcessRef) -> Result<Opened, ConnectError> {
-        let mut failed = ConnectError::Gone {
-            peer,
-            how: "its address names no socket".to_owned(),
-        };
-        for &address in &self.sockets {
-            match self.open_at(address, peer, process).await {
-                Ok(opened) => return Ok(opened),
-                // The next address may lead to the same process by another way.
-                Err(error @ (ConnectError::Gone { .. } | ConnectError::Io { .. })) => failed = error,
-                Err(error) => return Err(error),
-            }
-        }
-        Err(failed)
-    }
-
-    async fn open_at(
-        &self,
-        address: SocketAddr,
-        peer: Incarnation,
-        process: ProcessRef,
-    ) -> Result<Opened, ConnectError> {
-        let mut lanes = Lanes {
-            peer,
-            address,
-            process,
-            host: self.host.clone(),
-            key: self.key.clone(),
-            session: 0,
-            pool: OnceLock::new(),
-        };
-        let (stream, welcomed) = lanes.greet(Role::Control).await?;
+        let (mut lanes, stream, welcomed) = self.greet(peer, process, Role::Control).await?;
         lanes.session = welcomed.session;
-        stream.greeted().map_err(|error| ConnectError::Io {
-            peer,
-            what: "prepare a connection",
-            error,
-        })?;
+        greeted(&stream, peer)?;
         // On another host the number of a process says nothing here.
         let watch = (self.host == self.peer_host).then(|| ProcessWatch::open(welcomed.process));
         let watch = watch.transpose().map_err(|error| ConnectError::Gone {
@@ -100,6 +66,58 @@ impl Dial {
             lanes: Some(lanes),
         })
     }
+
+    /// Opens a connection for another protocol.
+    pub(crate) async fn open_stream(&self, peer: Incarnation, process: ProcessRef) -> Result<TcpStream, ConnectError> {
+        let (_, stream, _) = self.greet(peer, process, Role::Stream).await?;
+        greeted(&stream, peer)?;
+        bare(stream, peer)
+    }
+
+    /// Greets at the first address that answers.
+    async fn greet(
+        &self,
+        peer: Incarnation,
+        process: ProcessRef,
+        role: Role,
+    ) -> Result<(Lanes, Stream, greeting::Welcomed), ConnectError> {
+        let mut failed = ConnectError::Gone {
+            peer,
+            how: "its address names no socket".to_owned(),
+        };
+        for &address in &self.sockets {
+            let lanes = Lanes {
+                peer,
+                address,
+                process,
+                host: self.host.clone(),
+                key: self.key.clone(),
+                session: 0,
+                pool: OnceLock::new(),
+            };
+            match lanes.greet(role).await {
+                Ok((stream, welcomed)) => return Ok((lanes, stream, welcomed)),
+                // The next address may lead to the same process by another way.
+                Err(error @ (ConnectError::Gone { .. } | ConnectError::Io { .. })) => failed = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failed)
+    }
+}
+
+/// The peer has said who it is; it may be lost from here on.
+fn greeted(stream: &Stream, peer: Incarnation) -> Result<(), ConnectError> {
+    let what = "prepare a connection";
+    stream.greeted().map_err(|error| ConnectError::Io { peer, what, error })
+}
+
+/// The socket of a stream that was greeted.
+fn bare(stream: Stream, peer: Incarnation) -> Result<TcpStream, ConnectError> {
+    stream.into_socket().map_err(|error| ConnectError::Refused {
+        peer,
+        problem: error.to_string(),
+    })
 }
 
 impl Lanes {
@@ -124,10 +142,7 @@ impl Lanes {
     pub(crate) async fn open(&self) -> Result<TcpStream, ConnectError> {
         let session = self.session;
         let (stream, _) = self.greet(Role::Lane { session }).await?;
-        stream.into_socket().map_err(|error| ConnectError::Refused {
-            peer: self.peer,
-            problem: error.to_string(),
-        })
+        bare(stream, self.peer)
     }
 
     async fn greet(&self, role: Role) -> Result<(Stream, greeting::Welcomed), ConnectError> {

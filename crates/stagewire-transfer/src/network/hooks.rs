@@ -51,6 +51,9 @@ pub(crate) trait LaneServer: Send + Sync + 'static {
     fn serve(&self, stream: TcpStream, session: Arc<Session>) -> BoxFuture<'static, ()>;
 }
 
+/// Serves the connections that peers open for a protocol of the program's own.
+pub(crate) type StreamServer = Box<dyn Fn(TcpStream) -> BoxFuture<'static, ()> + Send + Sync>;
+
 /// The hooks of a host, each set at most once.
 #[derive(Default)]
 pub(crate) struct Hooks {

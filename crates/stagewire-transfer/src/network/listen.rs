@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::accept::accepted;
 use super::dial::prepare;
-use super::hooks::LaneServer;
+use super::hooks::{LaneServer, StreamServer};
 use super::session::{Caller, Known, Lane, Sessions};
 use super::token::Key;
 use super::ungreeted::{Candidate, Ungreeted};
@@ -28,6 +28,8 @@ pub(super) struct Listening {
     pub(super) sessions: Arc<Sessions>,
     /// Whoever serves data connections, once somebody does.
     pub(super) lanes: OnceLock<Arc<dyn LaneServer>>,
+    /// Whoever serves connections of another protocol, once somebody does.
+    pub(super) streams: OnceLock<StreamServer>,
     pub(super) stop: watch::Receiver<bool>,
 }
 
@@ -51,6 +53,7 @@ pub(super) async fn accept(listener: TcpListener, listening: Arc<Listening>) {
 /// A peer that may come in.
 enum Guest {
     Reader(Option<ProcessWatch>, Known),
+    Stream(Option<ProcessWatch>, Known),
     Lane(Lane),
 }
 
@@ -75,7 +78,7 @@ impl Listening {
             }
         };
         let session = match &guest {
-            Guest::Reader(_, known) => known.session(),
+            Guest::Reader(_, known) | Guest::Stream(_, known) => known.session(),
             Guest::Lane(lane) => lane.session(),
         };
         let welcome = Welcome::Open {
@@ -92,6 +95,11 @@ impl Listening {
             Guest::Reader(reader, known) => {
                 stream.greeted().map_err(|error| error.to_string())?;
                 tokio::spawn(listening.serve_reader(stream, reader, known));
+            }
+            Guest::Stream(peer, known) => {
+                stream.greeted().map_err(|error| error.to_string())?;
+                let socket = stream.into_socket().map_err(|error| error.to_string())?;
+                tokio::spawn(listening.serve_stream(socket, peer, known));
             }
             Guest::Lane(lane) => {
                 let socket = stream.into_socket().map_err(|error| error.to_string())?;
@@ -127,17 +135,45 @@ impl Listening {
             let lane = Lane::of(session.ok_or_else(unknown)?);
             return lane.map(Guest::Lane).map_err(Welcome::Full);
         }
-        let Hello { host, process, .. } = hello;
+        let Hello {
+            host, process, role, ..
+        } = hello;
+        if role == Role::Stream && self.streams.get().is_none() {
+            return Err(refused("it serves no protocol but this one".to_owned()));
+        }
         let watch = (host == self.host).then(|| ProcessWatch::open(process)).transpose();
         let watch = watch.map_err(|error| refused(error.to_string()))?;
         let known = self.sessions.open(self.shared.table.clone(), Caller { host, process });
-        Ok(Guest::Reader(watch, known.map_err(Welcome::Full)?))
+        let known = known.map_err(Welcome::Full)?;
+        Ok(match role {
+            Role::Stream => Guest::Stream(watch, known),
+            _ => Guest::Reader(watch, known),
+        })
     }
 
     async fn serve_reader(self: Arc<Self>, stream: Stream, reader: Option<ProcessWatch>, known: Known) {
         let channel = Channel::Tcp(stream);
         let connection = Connection::new(self.shared.clone(), channel, reader, known.session().clone());
         connection.serve(self.stop.clone()).await;
+        drop(known);
+    }
+
+    async fn serve_stream(self: Arc<Self>, socket: TcpStream, peer: Option<ProcessWatch>, known: Known) {
+        let Some(serve) = self.streams.get() else {
+            return;
+        };
+        let mut stop = self.stop.clone();
+        let died = async {
+            match &peer {
+                Some(peer) => peer.died().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = serve(socket) => {}
+            () = died => {}
+            () = stopped(&mut stop) => {}
+        }
         drop(known);
     }
 

@@ -157,6 +157,32 @@ async fn who_lacks_the_token_is_refused() {
 }
 
 #[tokio::test]
+async fn streams_of_another_protocol_are_greeted_like_all_others() {
+    let (owner, reader) = (side(token("right")).await, side(token("right")).await);
+    let open = async |from: &Side| from.network.open_stream(&owner.peer, &ConnectOptions::default()).await;
+    let error = open(&reader).await.expect_err("nobody serves it");
+    assert_eq!(error.reason(), "connect.refused", "{error}");
+    let echo = |mut stream: TcpStream| async move {
+        let (mut read, mut write) = stream.split();
+        let _ = tokio::io::copy(&mut read, &mut write).await;
+    };
+    assert!(owner.network.serve_streams(echo));
+    assert!(!owner.network.serve_streams(echo), "served twice");
+    let error = open(&side(token("wrong")).await).await.expect_err("refused");
+    assert!(matches!(error, ConnectError::Token { .. }), "{error}");
+    let mut stream = open(&reader).await.expect("served");
+    let mut heard = [0; 4];
+    stream.write_all(b"echo").await.expect("sent");
+    stream.read_exact(&mut heard).await.expect("heard");
+    assert_eq!(&heard, b"echo");
+    owner.network.shutdown().await;
+    let ended = tokio::time::timeout(LIMIT, stream.read(&mut heard))
+        .await
+        .expect("in time");
+    assert_eq!(ended.unwrap_or(0), 0, "it goes on");
+}
+
+#[tokio::test]
 async fn open_addresses_need_a_token_and_a_name() {
     let dir = tempfile::tempdir().expect("a directory");
     let host = host(dir.path()).await;

@@ -87,6 +87,8 @@ pub(crate) enum Role {
     Control,
     /// Bytes of regions that the control connection of this session pinned.
     Lane { session: u128 },
+    /// Another protocol, of the program that uses this crate.
+    Stream,
 }
 
 /// The owner's greeting.
