@@ -61,6 +61,8 @@ struct Inner {
     runtime: runtime::Handle,
     durable: Option<Arc<Durable>>,
     departures: OnceLock<mpsc::UnboundedSender<PayloadId>>,
+    /// Objects that are gone, though the index on disk still names their memory.
+    condemned: Mutex<Vec<Arc<HostObject>>>,
 }
 
 impl Drop for Inner {
@@ -249,6 +251,7 @@ impl Inner {
             runtime: runtime::Handle::current(),
             durable: None,
             departures: OnceLock::new(),
+            condemned: Mutex::default(),
         }
     }
 
@@ -278,7 +281,7 @@ impl Inner {
                 // Under the lock: nobody writes another object of this key before.
                 let written = self.journal(|| Record::Gone(payload));
                 drop(index);
-                self.part_with(entry);
+                self.part_with(entry, written.is_ok());
                 written.map(|()| true)
             }
             // The draft finds out when it seals; its bytes go with it.
@@ -287,18 +290,17 @@ impl Inner {
         }
     }
 
-    /// Writes that objects were taken away, before anybody can write others under their keys.
-    fn journal_gone(&self, payloads: impl IntoIterator<Item = PayloadId>) {
-        for payload in payloads {
-            if let Some(departures) = self.departures.get() {
-                // Whoever listened may have gone.
-                let _ = departures.send(payload);
-            }
-            if let Err(error) = self.journal(|| Record::Gone(payload)) {
-                // It is written with the next record.
-                tracing::error!(%payload, %error, "a payload that is gone is still in the store's index");
-            }
+    /// Writes that an object was taken away, before anybody can write another under its key. Tells whether it is written.
+    fn journal_gone(&self, payload: PayloadId) -> bool {
+        if let Some(departures) = self.departures.get() {
+            // Whoever listened may have gone.
+            let _ = departures.send(payload);
         }
+        let written = self.journal(|| Record::Gone(payload));
+        if let Err(error) = &written {
+            tracing::error!(%payload, %error, "a payload that is gone is still in the store's index");
+        }
+        written.is_ok()
     }
 
     /// Writes a record, where the store is a durable one. It outlives this process at once, and the machine's power a
@@ -325,10 +327,39 @@ impl Inner {
     }
 
     /// Frees what a sealed object held that the index has no more. Its file goes with it.
-    fn part_with(&self, entry: Entry) {
+    fn part_with(&self, entry: Entry, written: bool) {
         if let Some(object) = entry.into_object() {
+            self.let_go(object, written);
+        }
+    }
+
+    /// Frees the memory of an object that is gone, once the index on disk knows that it is: a process that is killed before
+    /// would leave an index which names memory that others have written since.
+    fn let_go(&self, object: Arc<HostObject>, written: bool) {
+        if written {
+            self.drain(object);
+        } else {
+            object.room().set(ObjectState::Draining);
+            self.condemned().push(object);
+        }
+    }
+
+    /// Frees what [`Inner::let_go`] kept, where the index can be written again.
+    fn free_condemned(&self) {
+        let Some(durable) = &self.durable else { return };
+        let mut condemned = self.condemned();
+        if condemned.is_empty() || durable.journal.retry().is_err() {
+            return;
+        }
+        let objects = std::mem::take(&mut *condemned);
+        drop(condemned);
+        for object in objects {
             self.drain(object);
         }
+    }
+
+    fn condemned(&self) -> MutexGuard<'_, Vec<Arc<HostObject>>> {
+        self.condemned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets other processes read the parts.

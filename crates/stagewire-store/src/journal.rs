@@ -43,7 +43,7 @@ struct State {
     file: Arc<File>,
     /// Bytes that are good.
     len: u64,
-    /// Length that the sum of everything would have, about.
+    /// Length that the sum of everything would have.
     sum: u64,
     ledger: Ledger,
     /// Records appended so far.
@@ -154,12 +154,8 @@ impl Journal {
         }
         state.len += bytes.len() as u64;
         state.count += 1;
-        let after = state.ledger.get(payload).is_some();
-        match (before.is_some(), after) {
-            (false, true) => state.sum += (frame::HEADER + body.len()) as u64,
-            (true, false) => state.sum = state.sum.saturating_sub(frame::HEADER as u64 + 64),
-            _ => {}
-        }
+        let after = weight(payload, state.ledger.get(payload));
+        state.sum = (state.sum + after).saturating_sub(weight(payload, before.as_ref()));
         if state.len > SHORT && state.len > LONG * state.sum {
             let sum = state.encode();
             state.sum = sum.len() as u64;
@@ -172,6 +168,21 @@ impl Journal {
             }
         }
         Ok(if sync { Appended::Sync } else { Appended::Done })
+    }
+
+    /// Writes what could not be written when it happened.
+    ///
+    /// # Errors
+    /// [`JournalError::Io`]; it is still to be written.
+    pub(crate) fn retry(&self) -> Result<(), JournalError> {
+        let mut state = self.lock();
+        if let Err(source) = state.file.write_all_at(&state.unwritten, state.len) {
+            let _ = state.file.set_len(state.len);
+            return Err(self.failed("write")(source));
+        }
+        state.len += state.unwritten.len() as u64;
+        state.unwritten.clear();
+        Ok(())
     }
 
     /// Returns once everything appended before is safe from a loss of power. Blocks; callers at the same time share the
@@ -223,23 +234,27 @@ impl Journal {
 
     fn replace(&self, state: &mut State, sum: &[u8]) -> Result<(), JournalError> {
         let new = self.path.with_extension("new");
+        let durable = state.ledger.entries().values().any(|entry| entry.place.is_durable());
         let replace = || -> io::Result<File> {
             let file = open(&new, true)?;
             file.write_all_at(sum, 0)?;
             // A file that is replaced by an empty one after a loss of power would take spilled objects with it.
-            if state.ledger.entries().values().any(|entry| entry.place.is_durable()) {
+            if durable {
                 file.sync_data()?;
             }
             std::fs::rename(&new, &self.path)?;
             Ok(file)
         };
         let file = replace().map_err(self.failed("replace"))?;
-        if let Some(dir) = self.path.parent() {
-            sync_dir(dir).map_err(self.failed("sync the directory of"))?;
-        }
+        // From here on the new file is the journal, whatever else fails.
         state.file = Arc::new(file);
         state.len = sum.len() as u64;
         state.unwritten.clear();
+        if let Some(dir) = self.path.parent().filter(|_| durable)
+            && let Err(error) = sync_dir(dir)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "a loss of power may bring back the longer index");
+        }
         Ok(())
     }
 
@@ -270,6 +285,14 @@ impl State {
             let _ = self.ledger.apply(Record::Sealed(payload, entry));
         }
     }
+}
+
+/// Bytes that an object takes in the sum of everything.
+fn weight(payload: stagewire_core::PayloadId, entry: Option<&Entry>) -> u64 {
+    entry.map_or(0, |entry| {
+        let body = record::encode(&Record::Sealed(payload, entry.clone()));
+        (frame::HEADER + body.len()) as u64
+    })
 }
 
 /// Opens the file for this user alone; never through a symbolic link.

@@ -60,6 +60,7 @@ impl KeeperCommand {
         let mut command = Command::new(&self.program);
         command
             .args(&self.args)
+            .env_remove(serve::ALONE)
             .env(DIR, dir)
             .env(LINGER_MS, self.linger.as_millis().to_string())
             .current_dir("/")

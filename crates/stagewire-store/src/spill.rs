@@ -150,9 +150,10 @@ impl fmt::Debug for SpillFile {
 
 impl Spill {
     /// Opens the directory, which no other store may use, and removes the files that an earlier one left in it, apart from
-    /// those to `keep`. Where `stays`, the files outlive this.
-    pub(crate) fn open(options: &SpillOptions, keep: &BTreeSet<String>, stays: bool) -> Result<Self, SpillFault> {
+    /// those to `keep`. The files of a store with an `id` outlive this; no other store removes them.
+    pub(crate) fn open(options: &SpillOptions, keep: &BTreeSet<String>, id: Option<&str>) -> Result<Self, SpillFault> {
         let directory = Directory::open(&options.dir)?;
+        directory.claim(id)?;
         directory.sweep(keep)?;
         Ok(Self {
             shared: Arc::new(Shared {
@@ -161,7 +162,7 @@ impl Spill {
                 workers: Workers::start(&options.dir)?,
                 books: Mutex::default(),
                 closing: AtomicBool::new(false),
-                stays,
+                stays: id.is_some(),
             }),
         })
     }
@@ -280,7 +281,8 @@ impl Spill {
     pub(crate) fn end(&self) {
         self.stop();
         // Where it fails, the next start sweeps.
-        let _ = self.shared.directory.sweep(&BTreeSet::new());
+        let swept = self.shared.directory.sweep(&BTreeSet::new());
+        let _ = swept.and_then(|()| self.shared.directory.disown());
     }
 
     fn stop(&self) {
@@ -289,15 +291,30 @@ impl Spill {
     }
 
     /// A file that an earlier store wrote; `None` where it is gone.
-    pub(crate) fn adopt(&self, name: String, digest: Digest, parts: &[ByteCount]) -> Option<SpillFile> {
-        let nbytes = file::length(parts)?;
-        self.shared.directory.find(&name).ok()?;
+    ///
+    /// # Errors
+    /// [`SpillFault`] where it may be there, and cannot be opened now.
+    pub(crate) fn adopt(
+        &self,
+        name: String,
+        digest: Digest,
+        parts: &[ByteCount],
+    ) -> Result<Option<SpillFile>, SpillFault> {
+        let Some(nbytes) = file::length(parts) else {
+            return Ok(None);
+        };
+        match self.shared.directory.find(&name) {
+            Ok(_) => {}
+            // Removed, or replaced by a link that nobody follows.
+            Err(Errno::NOENT | Errno::LOOP) => return Ok(None),
+            Err(error) => return Err(self.shared.directory.fault("open", &name, error)),
+        }
         self.shared.books().used += nbytes;
         let charge = Some(Charge {
             shared: Arc::clone(&self.shared),
             nbytes,
         });
-        Some(SpillFile { name, digest, charge })
+        Ok(Some(SpillFile { name, digest, charge }))
     }
 }
 

@@ -168,7 +168,7 @@ pub use mooncake::{
 };
 pub use network::{Network, NetworkLimits, NetworkOptions, Secret};
 pub use nixl::{Nixl, NixlLibrary, NixlOptions, NixlVersion};
-pub use process::{ProcessWatch, this_process};
+pub use process::{ProcessWatch, close_on_exec, this_process};
 pub use region::Region;
 pub use target::{Filling, Target};
 pub use tcp::TcpOptions;

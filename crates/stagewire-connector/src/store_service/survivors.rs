@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use stagewire_core::{Capability, Manifest, RegionRef};
-use stagewire_store::{HostStore, OpenError, Recovery, StoreOptions, Survivor};
+use stagewire_core::{Capability, Manifest, PayloadId, RegionRef};
+use stagewire_store::{HostStore, OpenError, Recovery, StoreOptions};
 
 use super::label::Label;
 use super::{StoreService, Stored};
@@ -19,20 +19,21 @@ impl StoreService {
     /// [`OpenError`]; nothing is served then.
     pub async fn open(connector: &Connector, options: StoreOptions) -> Result<(Arc<Self>, Recovery), OpenError> {
         let (store, recovery) = HostStore::open(connector.host(), options).await?;
-        for survivor in &recovery.survivors {
-            if let Err(problem) = restore(connector.shared(), &store, survivor) {
-                // Nobody could ask for it, nor release it.
-                tracing::warn!(payload = %survivor.payload, problem, "a payload of the store before is given up");
-                store.remove(survivor.payload);
-            }
+        // All of them before the first is served: a store that is not opened leaves everything to the next one.
+        let labels = recovery.survivors.iter().map(|survivor| {
+            let payload = survivor.payload;
+            let label = Label::decode(&survivor.label);
+            label.map_err(|problem| OpenError::Label { payload, problem })
+        });
+        let labels = labels.collect::<Result<Vec<_>, _>>()?;
+        for (survivor, label) in recovery.survivors.iter().zip(labels) {
+            restore(connector.shared(), &store, survivor.payload, label);
         }
         Ok((Self::serve(connector, store), recovery))
     }
 }
 
-fn restore(shared: &Arc<Shared>, store: &HostStore, survivor: &Survivor) -> Result<(), String> {
-    let payload = survivor.payload;
-    let label = Label::decode(&survivor.label)?;
+fn restore(shared: &Arc<Shared>, store: &HostStore, payload: PayloadId, label: Label) {
     let (owner, left) = (label.owner, label.left());
     let regions = elsewhere(label.manifest());
     let handle = label.handle(payload, shared.peer().clone(), regions);
@@ -41,9 +42,11 @@ fn restore(shared: &Arc<Shared>, store: &HostStore, survivor: &Survivor) -> Resu
         payload,
     };
     let live = Live::new(handle, owner, Arc::new(keep));
-    let publication = shared.hold(live, left).ok_or("another payload of its id is held")?;
-    publication.seal();
-    Ok(())
+    match shared.hold(live, left) {
+        Some(publication) => publication.seal(),
+        // Its producer, this very process, has published it again. That one goes on.
+        None => tracing::warn!(%payload, "a payload of the store before is held already"),
+    }
 }
 
 /// Regions that nobody has: where the bytes are is said once somebody asks for them.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,6 +17,7 @@ use crate::keeper::Link;
 use crate::{DurableOptions, KeeperCommand, KeeperError, OpenError};
 
 const LOCK: &str = "store.lock";
+const ID: &str = "store.id";
 /// Pause before another try to start a keeper.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -24,6 +26,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Durable {
     pub(super) journal: Arc<Journal>,
     pub(super) keeping: Arc<Keeping>,
+    /// Names the data directory, wherever it is moved to.
+    pub(super) id: String,
     /// Dropped with the store: ends the task that watches the keeper.
     alive: watch::Sender<()>,
     _lock: File,
@@ -42,6 +46,7 @@ impl Durable {
         let DurableOptions { dir, keeper } = options;
         let dir = private_dir(dir)?;
         let lock = lock(&dir)?;
+        let id = id(&dir)?;
         let (journal, torn_bytes) = Journal::open(&dir)?;
         let link = Link::open(&dir, keeper)?;
         let segments = link.fetch()?;
@@ -58,6 +63,7 @@ impl Durable {
         let durable = Self {
             journal: Arc::new(journal),
             keeping: Arc::new(keeping),
+            id,
             alive: watch::Sender::new(()),
             _lock: lock,
         };
@@ -278,4 +284,27 @@ fn lock(dir: &Path) -> Result<File, OpenError> {
         Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::InUse { dir: dir.to_owned() }),
         locked => locked.map(|()| file).map_err(|error| failed(error.into())),
     }
+}
+
+/// The id of the directory, made where there is none. Only who has its lock may call this.
+fn id(dir: &Path) -> Result<String, OpenError> {
+    let failed = |what| {
+        move |source| OpenError::Dir {
+            what,
+            dir: dir.to_owned(),
+            source,
+        }
+    };
+    let path = dir.join(ID);
+    match fs::read_to_string(&path) {
+        Ok(id) if !id.is_empty() => return Ok(id),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("read store.id of")(error)),
+        _ => {}
+    }
+    let id = format!("{:032x}", rand::random::<u128>());
+    // Renamed, so that it is there whole or not at all.
+    let new = dir.join("store.id.new");
+    fs::write(&new, &id).map_err(failed("write store.id of"))?;
+    fs::rename(&new, &path).map_err(failed("write store.id of"))?;
+    Ok(id)
 }

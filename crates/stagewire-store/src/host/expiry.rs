@@ -34,11 +34,11 @@ impl Inner {
                 return index.next_deadline();
             };
             let slot = index.take(payload);
-            self.journal_gone([payload]);
+            let written = self.journal_gone(payload);
             drop(index);
             if let Some(Slot::Sealed(entry)) = slot {
                 self.counts.expired.add(entry.about().nbytes());
-                self.part_with(entry);
+                self.part_with(entry, written);
             }
         }
     }

@@ -51,9 +51,9 @@ impl HostStore {
             None => None,
         };
         let files = found.as_ref().map(|found| named(&found.durable)).unwrap_or_default();
-        let stays = found.is_some();
+        let id = found.as_ref().map(|found| found.durable.id.clone());
         let spill = match spill {
-            Some(spill) => Some(blocking(move || Spill::open(&spill, &files, stays)).await?),
+            Some(spill) => Some(blocking(move || Spill::open(&spill, &files, id.as_deref())).await?),
             None if files.is_empty() => None,
             None => return Err(OpenError::NoSpill { files: files.len() }),
         };
@@ -71,8 +71,8 @@ impl HostStore {
         let (inner, segments) = (Arc::clone(&store.inner), found.segments);
         // Copying may take a while.
         let mut recovery = blocking(move || {
-            inner.recover_files(&mut recovery)?;
             inner.recover(segments, &mut recovery)?;
+            inner.recover_files(&mut recovery)?;
             Ok::<_, OpenError>(recovery)
         })
         .await?;
@@ -117,7 +117,7 @@ impl Inner {
         let now = now();
         let mut there: HashMap<SegmentName, Inherited> =
             segments.into_iter().map(|segment| (segment.name, segment)).collect();
-        let (mut kept, mut held) = (Vec::new(), 0);
+        let (mut kept, mut gone_by_now, mut held) = (Vec::new(), Vec::new(), 0);
         for (payload, entry) in journal.ledger().entries() {
             let nbytes = size(entry);
             let Place::Memory(locations) = &entry.place else {
@@ -135,7 +135,7 @@ impl Inner {
                     &mut recovery.expired
                 };
                 share.add(nbytes);
-                let _ = journal.append(Record::Gone(*payload))?;
+                gone_by_now.push(*payload);
                 continue;
             }
             held += nbytes.0;
@@ -150,6 +150,10 @@ impl Inner {
             return Err(OpenError::Smaller { held, limit });
         }
         let mut adopted = Adopted::new(arena, &mut there, &kept)?;
+        // Only now: where this store cannot be opened, another try finds everything.
+        for payload in gone_by_now {
+            let _ = journal.append(Record::Gone(payload))?;
+        }
         for remembered in kept {
             let Remembered {
                 payload,
@@ -201,7 +205,7 @@ impl Inner {
                 continue;
             };
             let about = Arc::new(about(*payload, entry, now));
-            let file = spill.adopt(name.clone(), Digest(*digest), &about.parts);
+            let file = spill.adopt(name.clone(), Digest(*digest), &about.parts)?;
             let expired = entry.expires_at.is_some_and(|at| at <= now);
             match file {
                 Some(file) if !expired => {

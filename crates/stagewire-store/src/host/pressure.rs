@@ -9,11 +9,11 @@ use stagewire_transfer::{ArenaError, ExtentMut};
 use tokio::time::{Sleep, sleep};
 
 use super::Inner;
-use super::object::HostObject;
+use super::object::{About, HostObject};
 use super::order::Class;
 use super::rooms::{Room, in_pages};
 use crate::journal::Record;
-use crate::spill::Charge;
+use crate::spill::{Charge, SpillFile};
 use crate::{Reservation, StoreError};
 
 /// Pause before those who wait look again whether readers have let go of something.
@@ -96,6 +96,7 @@ impl Inner {
     /// Frees what those who wait need, as far as that is enough for one of them.
     fn relieve(self: &Arc<Self>) {
         // What is over goes first, for nothing.
+        self.free_condemned();
         let _ = self.expire();
         let supply = {
             let index = self.lock();
@@ -124,11 +125,33 @@ impl Inner {
             }
         }
         gone.extend(index.evict(Class::SoftPinned, wanted));
-        self.journal_gone(gone.iter().map(|object| object.about().payload));
+        let written = gone.iter().map(|object| self.journal_gone(object.about().payload));
+        let written: Vec<_> = written.collect();
         drop(index);
-        for object in gone {
+        for (object, written) in gone.into_iter().zip(written) {
             self.counts.evicted.add(object.about().nbytes());
-            self.drain(object);
+            self.let_go(object, written);
+        }
+    }
+
+    /// Has the index on disk name a file in place of memory, safe from a loss of power, before the memory is free. Tells
+    /// whether it does. Blocks.
+    fn enter(&self, about: &Arc<About>, file: &SpillFile) -> bool {
+        let Some(durable) = &self.durable else { return true };
+        let entered = {
+            // Under the lock: an object that was taken away meanwhile does not come back.
+            let mut index = self.lock();
+            if !index.is_writing(about) {
+                return true;
+            }
+            durable.journal.append(Record::Moved(about.payload, file.place()))
+        };
+        match entered.and_then(|_| durable.journal.sync()) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(payload = %about.payload, %error, "a payload could not move to a file");
+                false
+            }
         }
     }
 
@@ -139,18 +162,8 @@ impl Inner {
         let store = Arc::downgrade(self);
         spill.write(object, charge, move |file| {
             let Some(store) = store.upgrade() else { return };
-            let mut index = store.lock();
-            let mut file = file.ok();
-            if let Some(written) = &file
-                && index.is_writing(&about)
-                && let Err(error) = store.journal(|| Record::Moved(about.payload, written.place()))
-            {
-                // It stays where the index says.
-                tracing::error!(payload = %about.payload, %error, "a payload could not move to a file");
-                file = None;
-            }
-            let object = index.end_writing(&about, nbytes, file);
-            drop(index);
+            let file = file.ok().filter(|file| store.enter(&about, file));
+            let object = store.lock().end_writing(&about, nbytes, file);
             if let Some(object) = object {
                 store.counts.spilled.add(about.nbytes());
                 store.drain(object);

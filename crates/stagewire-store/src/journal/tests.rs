@@ -95,6 +95,27 @@ fn what_was_appended_is_there_again() {
     );
 }
 
+/// Labels hold manifests, which are much longer than all the rest.
+#[test]
+fn a_long_journal_of_long_records_is_summed_up() {
+    let dir = dir();
+    let journal = open_in(&dir);
+    let path = dir.path().join(NAME);
+    let mut longest = 0;
+    for n in 1..2000 {
+        let sealed = Entry {
+            label: vec![7; 2048],
+            ..entry(n)
+        };
+        let _ = journal.append(Record::Sealed(id(1), sealed)).expect("written");
+        let _ = journal.append(Record::Moved(id(1), file(1))).expect("written");
+        let _ = journal.append(Record::Gone(id(1))).expect("written");
+        longest = longest.max(std::fs::metadata(&path).expect("there").len());
+    }
+    assert!(longest < SHORT + 8192, "{longest} bytes");
+    assert!(longest > SHORT / 2, "the test makes it long");
+}
+
 #[test]
 fn a_long_journal_is_summed_up() {
     let dir = dir();

@@ -5,18 +5,23 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit, setsid};
-use stagewire_transfer::{SegmentName, this_process};
+use stagewire_transfer::{SegmentName, close_on_exec, this_process};
 
 use super::message::{MAX_SEGMENTS, Reply, Request, VERSION};
 use super::secret::Secret;
 use super::{KeeperError, KeeperOptions, LOCK, SOCKET, socket};
+
+/// Set in a keeper that has no descriptor of another process.
+pub(super) const ALONE: &str = "STAGEWIRE_KEEPER_ALONE";
 
 /// Keeps memory until it is told to stop, or nobody has come for it in time. Blocks; uses one thread.
 ///
@@ -33,6 +38,9 @@ pub fn run(options: &KeeperOptions) -> Result<(), KeeperError> {
             source,
         }
     };
+    if std::env::var_os(ALONE).is_none() {
+        return Err(failed("start again")(let_go_of_descriptors()));
+    }
     // It fails where this is the first process of a group, which is then no group of others.
     let _ = setsid();
     let _lock = lock(dir)?;
@@ -48,6 +56,16 @@ pub fn run(options: &KeeperOptions) -> Result<(), KeeperError> {
     let result = keeper.serve(options.linger).map_err(failed("serve keeper.sock"));
     let _ = std::fs::remove_file(dir.join(SOCKET));
     result
+}
+
+/// Begins this program anew, without the descriptors that it inherited: whoever waits for the end of a pipe or a lock of
+/// the store's process must not wait for the keeper's. Returns where that fails.
+fn let_go_of_descriptors() -> io::Error {
+    if let Err(error) = close_on_exec() {
+        return error;
+    }
+    let mut again = Command::new("/proc/self/exe");
+    again.args(std::env::args_os().skip(1)).env(ALONE, "1").exec()
 }
 
 /// The lock of the directory, for as long as the file is open.

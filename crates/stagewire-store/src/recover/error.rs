@@ -37,6 +37,11 @@ pub enum OpenError {
         "the store's index says that payload {payload} has parts of {parts:?} bytes, and where they are for others"
     )]
     Parts { payload: PayloadId, parts: Vec<u64> },
+    #[error(
+        "payload {payload} of the store before was written by another version: {problem}; let that version serve it, or \
+         remove the data directory if nobody needs its payloads"
+    )]
+    Label { payload: PayloadId, problem: String },
     #[error("payload {payload} of the store before cannot be offered to other processes")]
     Register { payload: PayloadId, source: RegisterError },
 }
@@ -53,6 +58,7 @@ impl Classify for OpenError {
             Self::Smaller { .. } | Self::NoSpill { .. } => ErrorClass::Invalid,
             Self::Adopt(source) => source.class(),
             Self::Parts { .. } => ErrorClass::Corrupt,
+            Self::Label { .. } => ErrorClass::Unsupported,
             Self::Register { source, .. } => source.class(),
         }
     }
@@ -68,6 +74,7 @@ impl Classify for OpenError {
             Self::NoSpill { .. } => "store.no_spill",
             Self::Adopt(source) => source.reason(),
             Self::Parts { .. } => "store.index_corrupt",
+            Self::Label { .. } => "store.label",
             Self::Register { source, .. } => source.reason(),
         }
     }

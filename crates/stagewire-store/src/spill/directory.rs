@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
-use std::fs::DirBuilder;
-use std::io::ErrorKind;
+use std::fs::{DirBuilder, File};
+use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,9 @@ use rustix::process::geteuid;
 use super::buffer::Buffer;
 use super::{BLOCK, file};
 use crate::SpillFault;
+
+/// Names the store whose files are there.
+const OWNER: &str = "store.id";
 
 /// A directory that this process alone uses, for spill files.
 #[derive(Debug)]
@@ -82,6 +85,40 @@ impl Directory {
             Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(false),
             Err(error) => Err(self.fault("write", &name, error)),
         }
+    }
+
+    /// Makes it the directory of the store with this id; `None` is a store that leaves nothing behind.
+    pub(super) fn claim(&self, id: Option<&str>) -> Result<(), SpillFault> {
+        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = match openat(&self.descriptor, OWNER, flags | OFlags::RDONLY, Mode::empty()) {
+            Ok(file) => {
+                let mut found = String::new();
+                let read = File::from(file).read_to_string(&mut found);
+                read.map_err(|error| self.fault("read", OWNER, Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+                found
+            }
+            Err(Errno::NOENT) => {
+                let Some(id) = id else { return Ok(()) };
+                let flags = flags | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+                let made = openat(&self.descriptor, OWNER, flags, Mode::RUSR | Mode::WUSR);
+                let written = made.and_then(|file| rustix::io::write(&file, id.as_bytes()));
+                return written.map(drop).map_err(|error| self.fault("write", OWNER, error));
+            }
+            Err(error) => return Err(self.fault("read", OWNER, error)),
+        };
+        if id == Some(found.as_str()) {
+            return Ok(());
+        }
+        Err(SpillFault::Foreign {
+            path: self.path.clone(),
+            found,
+            expected: id.unwrap_or("one that keeps nothing").to_owned(),
+        })
+    }
+
+    /// Leaves it to any store.
+    pub(super) fn disown(&self) -> Result<(), SpillFault> {
+        self.remove(OWNER)
     }
 
     /// Removes spill files apart from those to keep; what has another name stays.

@@ -18,6 +18,16 @@ pub enum SpillFault {
     Insecure { path: PathBuf, problem: String },
     #[error("another store uses the spill directory {}", path.display())]
     InUse { path: PathBuf },
+    #[error(
+        "the spill directory {} holds the payloads of store {found}, this is {expected}: give this one the data directory \
+         of that one, or another spill directory; or remove the directory if nobody needs them",
+        path.display()
+    )]
+    Foreign {
+        path: PathBuf,
+        found: String,
+        expected: String,
+    },
 }
 
 impl SpillFault {
@@ -37,7 +47,7 @@ impl Classify for SpillFault {
                 _ => ErrorClass::Unavailable,
             },
             Self::Insecure { .. } => ErrorClass::Denied,
-            Self::InUse { .. } => ErrorClass::Conflict,
+            Self::InUse { .. } | Self::Foreign { .. } => ErrorClass::Conflict,
         }
     }
 
@@ -50,6 +60,7 @@ impl Classify for SpillFault {
             },
             Self::Insecure { .. } => "spill.insecure",
             Self::InUse { .. } => "spill.in_use",
+            Self::Foreign { .. } => "spill.foreign",
         }
     }
 }

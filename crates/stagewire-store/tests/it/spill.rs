@@ -11,7 +11,7 @@ use stagewire_store::{
 };
 use stagewire_transfer::{Borrowed, Target};
 
-use crate::world::{PAGE, PATIENCE, World, check, fetch, files, id, pattern, put, until};
+use crate::world::{Disk, PAGE, PATIENCE, World, check, fetch, files, id, pattern, put, skip, until};
 
 const HELD: Retention = Retention::Held;
 
@@ -362,36 +362,6 @@ async fn a_full_disk_leaves_the_object_in_memory_and_says_so() {
     fetch(&store, id(0), 0, &[16 * PAGE]).await.expect("it stayed");
     drop(store);
     drop(disk);
-}
-
-#[expect(clippy::print_stderr, reason = "a skip must be visible")]
-fn skip(why: &str) {
-    eprintln!("skipped: {why}");
-}
-
-/// A small file system.
-struct Disk<'a>(&'a Path);
-
-impl<'a> Disk<'a> {
-    fn mount(dir: &'a Path, size: u64) -> Option<Self> {
-        let options = format!("size={size},mode=700");
-        let mount = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &options, "spill"])
-            .arg(dir)
-            .output();
-        mount.ok()?.status.success().then_some(Self(dir))
-    }
-}
-
-impl Drop for Disk<'_> {
-    fn drop(&mut self) {
-        let unmounted = std::process::Command::new("umount").arg("-l").arg(self.0).status();
-        assert!(
-            unmounted.is_ok_and(|status| status.success()),
-            "{} is still mounted",
-            self.0.display()
-        );
-    }
 }
 
 #[tokio::test]

@@ -51,9 +51,11 @@ impl World {
     }
 }
 
+/// Files with payloads.
 pub(crate) fn files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).expect("a directory");
-    let mut files: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let mut files: Vec<_> = paths.filter(|path| !path.ends_with("store.id")).collect();
     files.sort();
     files
 }
@@ -147,6 +149,36 @@ pub(crate) fn check(object: &dyn Object, seed: u64, parts: &[u64]) {
         assert!(
             bytes == pattern(seed + part as u64, *len),
             "part {part} came back changed"
+        );
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "a skip must be visible")]
+pub(crate) fn skip(why: &str) {
+    eprintln!("skipped: {why}");
+}
+
+/// A small file system.
+pub(crate) struct Disk<'a>(&'a Path);
+
+impl<'a> Disk<'a> {
+    pub(crate) fn mount(dir: &'a Path, size: u64) -> Option<Self> {
+        let options = format!("size={size},mode=700");
+        let mount = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &options, "stagewire"])
+            .arg(dir)
+            .output();
+        mount.ok()?.status.success().then_some(Self(dir))
+    }
+}
+
+impl Drop for Disk<'_> {
+    fn drop(&mut self) {
+        let unmounted = std::process::Command::new("umount").arg("-l").arg(self.0).status();
+        assert!(
+            unmounted.is_ok_and(|status| status.success()),
+            "{} is still mounted",
+            self.0.display()
         );
     }
 }

@@ -43,7 +43,8 @@ pub(crate) struct StoreArgs {
 
     /// Keep here what the next store needs after a kill; for one store alone
     ///
-    /// Default: `store` in the run directory.
+    /// Default: `index` in the directory of --spill, so that the files are found again after a reboot; without --spill
+    /// `store` in the run directory.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -61,7 +62,10 @@ pub(crate) async fn run(args: StoreArgs, global: &Global, output: &Output) -> Re
     let connector = Connector::start(connector).await.map_err(fault)?;
     let mut options = StoreOptions::new(args.capacity, Arc::new(TokenGate::open()));
     options.durable = Some(DurableOptions {
-        dir: args.data_dir.clone().unwrap_or_else(|| run_dir.path().join("store")),
+        dir: args.data_dir.clone().unwrap_or_else(|| match &args.spill {
+            Some(spill) => spill.join("index"),
+            None => run_dir.path().join("store"),
+        }),
         keeper: keeper::command(),
     });
     options.spill = args

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
-use stagewire_core::{ByteCount, Classify};
+use stagewire_core::{ByteCount, Classify, ErrorClass};
 use stagewire_store::{
     DurableOptions, HostStore, OpenError, Recovery, Retention, SpillOptions, Store, StoreError, StoreOptions, TokenGate,
 };
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::child::{keeper, keeper_of};
 use super::{dir, host, id};
-use crate::world::{PAGE, PATIENCE, check, fetch, files, put, until};
+use crate::world::{Disk, PAGE, PATIENCE, check, fetch, files, put, skip, until};
 
 /// Objects of one page each, in a store of fewer.
 const OBJECTS: u64 = 12;
@@ -152,4 +152,77 @@ async fn a_store_without_the_files_of_the_one_before_is_refused() {
         .expect("nothing was lost");
     assert_eq!(recovery.survivors.len() as u64, OBJECTS);
     store.close().expect("the keeper ends");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_that_the_index_still_names_is_not_used_again() {
+    const ALL: u64 = 400;
+    let dir = dir();
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).expect("made");
+    let Some(disk) = Disk::mount(&data, 64 * PAGE) else {
+        return skip("a full disk needs the right to mount one");
+    };
+    let host = host(dir.path()).await;
+    let mut options = options(dir.path());
+    options.limit = ByteCount(ALL * PAGE);
+    options.spill = None;
+    let (store, _) = HostStore::open(&host, options.clone()).await.expect("it opens");
+    for n in 0..ALL {
+        let put = put(&store, id(n.into()), n, &[PAGE], Retention::Held, PATIENCE).await;
+        put.expect("there is room");
+    }
+    let filler = data.join("filler");
+    let full = std::fs::write(&filler, vec![0; 64 * PAGE as usize]);
+    full.expect_err("the disk is full");
+
+    let mut deleted = 0;
+    while store.delete(id(deleted.into()), None).await.is_ok() {
+        deleted += 1;
+    }
+    let usage = store.usage();
+    assert_eq!(usage.draining.objects, 1, "{usage}");
+    assert_eq!(usage.used(), ByteCount((ALL - deleted) * PAGE), "{usage}");
+    let gone = store.get(id(deleted.into())).await;
+    assert!(matches!(gone, Err(StoreError::NotFound { .. })), "{gone:?}");
+
+    std::fs::remove_file(filler).expect("it is there");
+    let put = put(&store, id(1000), 1, &[(deleted + 1) * PAGE], Retention::Held, PATIENCE).await;
+    put.expect("the room is free once the index is written");
+    assert_eq!(store.usage().draining.objects, 0);
+    drop((store, host));
+    ended(&dir).await;
+
+    let host = super::host(dir.path()).await;
+    let (store, recovery) = HostStore::open(&host, options).await.expect("it opens");
+    assert_eq!(recovery.survivors.len() as u64, ALL - deleted);
+    fetch(&store, id(1000), 1, &[(deleted + 1) * PAGE])
+        .await
+        .expect("it is there");
+    store.close().expect("it closes");
+    drop((store, host));
+    drop(disk);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_of_another_store_are_left_alone() {
+    let dir = dir();
+    let (host, store) = filled(&dir).await;
+    drop((store, host));
+    ended(&dir).await;
+    let before = files(&dir.path().join("spill"));
+
+    let host = super::host(dir.path()).await;
+    let mut other = options(dir.path());
+    other.durable.as_mut().expect("it is one").dir = dir.path().join("other");
+    let error = HostStore::open(&host, other)
+        .await
+        .expect_err("the files are not its own");
+    assert_eq!((error.class(), error.reason()), (ErrorClass::Conflict, "spill.foreign"));
+    assert_eq!(files(&dir.path().join("spill")), before);
+    drop(host);
+
+    let (_host, store, recovery) = open(&dir).await;
+    assert_eq!(recovery.survivors.len() as u64, OBJECTS);
+    store.close().expect("it closes");
 }
