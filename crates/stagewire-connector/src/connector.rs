@@ -101,16 +101,19 @@ impl Connector {
         });
         let accept = tokio::spawn(serve::serve(listener, Arc::clone(&holder))).abort_handle();
         let links = Links::new(me, Arc::clone(&network));
-        // Not held by the network, which what the holder serves may hold.
-        let served = Arc::downgrade(&holder);
-        network.serve_streams(move |stream| {
-            let holder = served.upgrade();
-            async move {
-                if let Some(holder) = holder {
-                    serve::serve_stream(stream, holder).await;
+        // Without a token any user of this host could connect, and put into a store, which the Unix socket does not let it.
+        if options.network.token.is_some() {
+            // Not held by the network, which what the holder serves may hold.
+            let served = Arc::downgrade(&holder);
+            network.serve_streams(move |stream| {
+                let holder = served.upgrade();
+                async move {
+                    if let Some(holder) = holder {
+                        serve::serve_stream(stream, holder).await;
+                    }
                 }
-            }
-        });
+            });
+        }
         let shared = Arc::new(Shared {
             role: options.role,
             run_dir: options.run_dir,

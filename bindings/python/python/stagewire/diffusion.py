@@ -92,8 +92,8 @@ class DiffusionConnector:
             by, else over ``tcp``, as far as both sides name it.
         network: How connectors on other hosts reach this one: ``{"bind": "10.0.0.5", "token": "..."}``. ``bind`` is an
             address of this host, with a port or any free one; ``advertise`` the address that others are told, where it
-            is another; ``token`` what every connector of the deployment must know, required unless ``bind`` is a
-            loopback address. Without it, only this host is reached. Nothing is encrypted.
+            is another; ``token`` what every connector of the deployment must know. Without it, only processes of
+            this host are let in. Nothing is encrypted.
         run_dir: Folder through which processes of a host find each other; default ``STAGEWIRE_RUN_DIR``, else the usual
             place.
         arena_bytes: Most bytes of shared memory, as a number or as ``"512MiB"``.

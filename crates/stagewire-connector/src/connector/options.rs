@@ -20,7 +20,8 @@ pub struct ConnectorOptions {
     pub transports: Vec<Carrier>,
     /// Who keeps payloads of mode `store`.
     pub store: Option<Peer>,
-    /// How other hosts reach this process, and who cannot read its memory otherwise.
+    /// How processes of other hosts reach this one, which they may where it has a token, and those of this host for which
+    /// the kernel forbids cross-memory attach.
     pub network: NetworkOptions,
 }
 

@@ -174,7 +174,7 @@ impl Consumer {
             .await
             .map_err(|source| {
                 if source.is_lost() {
-                    self.lost(source.to_string())
+                    self.lost(source.how())
                 } else {
                     ConsumeError::Link {
                         at: self.place(),

@@ -60,6 +60,14 @@ impl Classify for LinkError {
 }
 
 impl LinkError {
+    /// How the holder is lost, in one line.
+    pub(crate) fn how(&self) -> String {
+        match self {
+            Self::Network { source, .. } => source.to_string(),
+            _ => self.to_string(),
+        }
+    }
+
     /// Whether the process that held the payload is no more, and the payload with it.
     pub(crate) const fn is_lost(&self) -> bool {
         matches!(

@@ -35,14 +35,15 @@ fn unshare() -> Option<Vec<&'static str>> {
 
 /// This process and one on another host, with a run directory of its own; `None`, said aloud, where that cannot be.
 #[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
-async fn two_hosts(token: &str) -> Option<(World, Second, tempfile::TempDir)> {
+async fn two_hosts(token: impl Into<Option<&str>>) -> Option<(World, Second, tempfile::TempDir)> {
+    let token = token.into();
     let Some(unshare) = unshare() else {
         eprintln!("skipped: this user may not make a pid namespace");
         return None;
     };
-    let world = World::with(|options| options.network.token = Some(Secret::new(TOKEN))).await;
+    let world = World::with(|options| options.network.token = token.map(|_| Secret::new(TOKEN))).await;
     let dir = tempfile::tempdir().expect("a directory");
-    let second = Second::start_by(&unshare, &dir.path().join("run"), &Carrier::DEFAULT, Some(token)).await;
+    let second = Second::start_by(&unshare, &dir.path().join("run"), &Carrier::DEFAULT, token).await;
     Some((world, second, dir))
 }
 
@@ -166,6 +167,28 @@ async fn a_wrong_token_is_refused_and_its_error_says_so() {
     assert_eq!(
         (error.class(), error.reason()),
         (ErrorClass::Unauthenticated, "connect.token")
+    );
+}
+
+/// Else any user of a host could put into its stores.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_token_no_other_host_is_served() {
+    let Some((world, mut second, _dir)) = two_hosts(None).await else {
+        return;
+    };
+    let handle = second.publish(&Bundle::one(&[10]), Owner::Orchestrator).await;
+    let consume = || {
+        world
+            .connector
+            .consume(handle.clone(), ConsumeOptions::within(PATIENCE))
+    };
+    let error = consume().expect("a consumer").next().await.expect_err("refused");
+    assert_eq!(error.reason(), "connect.refused", "{error}");
+    second.kill().await;
+    let error = consume().expect("a consumer").next().await.expect_err("it is dead");
+    assert!(
+        matches!(&error, ConsumeError::PeerLost { how, .. } if how.contains("set where it binds")),
+        "{error}"
     );
 }
 

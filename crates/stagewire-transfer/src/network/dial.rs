@@ -102,6 +102,13 @@ impl Dial {
                 Err(error) => return Err(error),
             }
         }
+        let is_elsewhere = self.host != self.peer_host;
+        if let ConnectError::Gone { how, .. } = &mut failed
+            && is_elsewhere
+            && self.sockets.iter().all(|address| address.ip().is_loopback())
+        {
+            how.push_str("; it is on another host, and told nobody an address that others reach: set where it binds");
+        }
         Err(failed)
     }
 }

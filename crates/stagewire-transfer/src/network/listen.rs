@@ -139,7 +139,9 @@ impl Listening {
             host, process, role, ..
         } = hello;
         if role == Role::Stream && self.streams.get().is_none() {
-            return Err(refused("it serves no protocol but this one".to_owned()));
+            return Err(refused(
+                "it serves no other protocol here; a connector does if its network has a token".to_owned(),
+            ));
         }
         let watch = (host == self.host).then(|| ProcessWatch::open(process)).transpose();
         let watch = watch.map_err(|error| refused(error.to_string()))?;
