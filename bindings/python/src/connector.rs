@@ -174,6 +174,7 @@ impl Connector {
             private,
             deadline: seconds(py, deadline)?,
             stop: None,
+            on_chunk: None,
         };
         let consumer = self
             .inner

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use stagewire_core::{Capability, Handle, Incarnation, Lease, PayloadId, Peer, Token, TransferMode};
-use stagewire_transfer::{Host, HostOptions, Memory, Network, listen_unix};
+use stagewire_transfer::{Host, HostOptions, Memory, Network, RegisterError, RegisterOptions, listen_unix};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -21,6 +21,7 @@ use crate::mode::{self, ModeCounters, NoWay};
 use crate::pages::{Offer, Pages};
 use crate::publish::settle::{Plan, Settling};
 use crate::put::{self, Put};
+use crate::registered::{Registered, Registry};
 use crate::release;
 use crate::serve::{self, Holder};
 use crate::wire::Me;
@@ -131,6 +132,7 @@ impl Connector {
             consumers: Arc::default(),
             staged: Arc::default(),
             modes: ModeCounters::default(),
+            registered: Registry::default(),
         });
         Ok(Arc::new(Self { shared }))
     }
@@ -188,9 +190,10 @@ impl Connector {
         let offer = Offer {
             arena: shared.host.arena(),
             carriers: &shared.carriers,
+            registered: &shared.registered,
             copied: &shared.staged,
         };
-        let (pages, regions) = Pages::register(&offer, &spec.request, &spec.manifest, tensors)?;
+        let (pages, regions) = Pages::register(&offer, &spec.request, &spec.manifest, spec.digests, tensors)?;
         let handle = Handle {
             payload: PayloadId(Uuid::now_v7()),
             request: spec.request,
@@ -219,6 +222,18 @@ impl Connector {
             return Err(PublishError::Closed { request });
         }
         Ok(publication)
+    }
+
+    /// Registers memory once, for as long as the result is kept: publications of just these bytes then register nothing.
+    ///
+    /// # Errors
+    /// [`RegisterError`]: it is empty, unmapped, or memory that no transport of this connector takes where it is.
+    pub fn register(&self, memory: Memory) -> Result<Registered, RegisterError> {
+        let shared = &self.shared;
+        let carriers = &shared.carriers;
+        let transport = carriers.any(&memory).unwrap_or_else(|| carriers.first());
+        let region = transport.register(memory.clone(), RegisterOptions::default())?;
+        Ok(shared.registered.keep(memory, region))
     }
 
     fn decide(&self, spec: &PublishSpec) -> Result<(TransferMode, ModeReason), PublishError> {

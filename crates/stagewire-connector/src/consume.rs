@@ -36,6 +36,30 @@ pub struct ConsumeOptions {
     pub deadline: Option<Duration>,
     /// Ends the wait early.
     pub stop: Option<Stop>,
+    /// Is told of each chunk as soon as it has come, which may be before [`Consumer::next`] is called.
+    pub on_chunk: Option<OnChunk>,
+}
+
+/// Told of the chunks of a payload as they come, in order. It is called on whatever thread moved the bytes, and must not
+/// block.
+#[derive(Clone)]
+pub struct OnChunk(Arc<dyn Fn(u32) + Send + Sync>);
+
+impl OnChunk {
+    /// Calls `told` with the index of each chunk.
+    pub fn new(told: impl Fn(u32) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(told))
+    }
+
+    pub(crate) fn tell(&self, chunks: std::ops::Range<u32>) {
+        chunks.for_each(|index| (self.0)(index));
+    }
+}
+
+impl fmt::Debug for OnChunk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnChunk")
+    }
 }
 
 impl ConsumeOptions {
@@ -66,6 +90,7 @@ pub struct Consumer {
     rooms: Vec<Room>,
     deadline: Option<Duration>,
     stop: Option<Stop>,
+    on_chunk: Option<OnChunk>,
     observer: Option<Arc<dyn Observer>>,
     _counted: Counted,
     whereabouts: Whereabouts,
@@ -143,6 +168,7 @@ impl Consumer {
             rooms,
             deadline: options.deadline,
             stop: options.stop,
+            on_chunk: options.on_chunk,
             observer: None,
             _counted: counted,
             watching: None,
@@ -229,7 +255,8 @@ impl Consumer {
     /// Safe: the chunks that came stay with the consumer; only their [`Handover`]s are lost.
     pub async fn fetch_all(&mut self) -> Result<Fetched, ConsumeError> {
         let mut handovers = Vec::new();
-        self.whole = true;
+        // Who wants to be told of each chunk does not want all of them at once.
+        self.whole = self.on_chunk.is_none();
         while self.next < self.handle.manifest.chunks() {
             if let Some(chunk) = self.next().await? {
                 handovers.push(chunk.handover);

@@ -9,16 +9,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::{SinkExt, StreamExt};
+use futures::StreamExt;
 use stagewire_core::{Capability, Incarnation, PayloadId, Peer};
 use stagewire_transfer::{Network, ProcessWatch};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 
 pub use error::LinkError;
 pub(crate) use watching::{Heard, Watching};
 
-use crate::wire::{self, Me, Reader, Reply, Request, Writer};
+use crate::outbox::Outbox;
+use crate::wire::{self, Me, Reader, Reply, Request};
 use connect::Opened;
 
 /// How long a holder may take to answer a hello.
@@ -106,7 +107,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// One connection to one holder.
 #[derive(Debug)]
 pub(crate) struct Link {
-    requests: mpsc::UnboundedSender<Request>,
+    outbox: Arc<Outbox>,
     routes: Arc<Routes>,
     next: AtomicU32,
     task: AbortHandle,
@@ -161,10 +162,11 @@ impl Link {
     async fn connect(me: Me, peer: &Peer, network: &Network) -> Result<Arc<Self>, LinkError> {
         let Opened { reader, writer, watch } = connect::open(me, peer, network).await?;
         let routes = Arc::new(Routes(Mutex::new(Some(BTreeMap::new()))));
-        let (requests, queue) = mpsc::unbounded_channel();
-        let task = tokio::spawn(run(reader, writer, queue, watch, EndRoutes(Arc::clone(&routes)))).abort_handle();
+        let outbox = Arc::new(Outbox::new(writer.into_inner()));
+        let running = run(reader, Arc::clone(&outbox), watch, EndRoutes(Arc::clone(&routes)));
+        let task = tokio::spawn(running).abort_handle();
         Ok(Arc::new(Self {
-            requests,
+            outbox,
             routes,
             next: AtomicU32::new(0),
             task,
@@ -224,6 +226,10 @@ impl Link {
         }
     }
 
+    fn send(&self, request: &Request) {
+        self.outbox.send(wire::encode(request));
+    }
+
     /// Waits until the connection has ended: at once where the process at the other end dies.
     ///
     /// # Cancel safety
@@ -250,7 +256,7 @@ impl Link {
     fn request(&self, route: Route, request: impl FnOnce(u32) -> Request) -> u32 {
         let id = self.route(route);
         // Where the connection has ended, the route is dropped, which says so.
-        let _ = self.requests.send(request(id));
+        self.send(&request(id));
         id
     }
 }
@@ -269,7 +275,7 @@ impl Drop for Asked {
             routes.remove(&self.id);
         }
         if self.leaves {
-            let _ = self.link.requests.send(Request::Leave { id: self.id });
+            self.link.send(&Request::Leave { id: self.id });
         }
     }
 }
@@ -296,13 +302,7 @@ impl Drop for Link {
 
 /// Moves frames until the holder or every user of the link is gone. Both ways at once: a side that waited for the other
 /// to read before reading itself could wait for ever.
-async fn run(
-    reader: Reader,
-    writer: Writer,
-    queue: mpsc::UnboundedReceiver<Request>,
-    watch: Option<ProcessWatch>,
-    routes: EndRoutes,
-) {
+async fn run(reader: Reader, outbox: Arc<Outbox>, watch: Option<ProcessWatch>, routes: EndRoutes) {
     let died = async {
         match &watch {
             Some(watch) => watch.died().await,
@@ -312,7 +312,7 @@ async fn run(
     tokio::select! {
         () = died => {}
         () = receive(reader, &routes.0) => {}
-        () = send(writer, queue) => {}
+        error = outbox.run() => tracing::debug!(%error, "a holder of payloads went away"),
     }
 }
 
@@ -324,14 +324,6 @@ async fn receive(mut reader: Reader, routes: &Routes) {
                 tracing::warn!(%error, "gave up a connection to a holder of payloads");
                 return;
             }
-        }
-    }
-}
-
-async fn send(mut writer: Writer, mut queue: mpsc::UnboundedReceiver<Request>) {
-    while let Some(request) = queue.recv().await {
-        if writer.send(wire::encode(&request)).await.is_err() {
-            return;
         }
     }
 }

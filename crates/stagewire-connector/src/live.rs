@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
 use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, PayloadPhase, Peer, RegionRef};
 use stagewire_store::Object;
 use tokio::sync::watch;
@@ -25,6 +27,16 @@ use crate::wire::{End, Refusal, State};
 pub(crate) trait Keep: fmt::Debug + Send + Sync {
     /// Chunk `index` is complete: the last chance to move its bytes to where consumers read them.
     fn complete(&self, _index: u32) {}
+
+    /// Digest of chunk `index` as the producer has it, where consumers are to compare it with what they read.
+    fn digest(&self, _index: u32) -> Option<u64> {
+        None
+    }
+
+    /// Resolves when nobody reads any of it.
+    fn unread(&self) -> BoxFuture<'static, ()> {
+        std::future::ready(()).boxed()
+    }
 
     /// Every chunk is complete: no byte changes any more.
     fn sealed(&self) {}
@@ -54,6 +66,7 @@ pub(crate) struct Live {
     life: Mutex<PayloadLife>,
     state: watch::Sender<State>,
     keep: Mutex<Option<Arc<dyn Keep>>>,
+    unread: Shared<BoxFuture<'static, ()>>,
     /// Taken by the one consumer of a payload that is deleted on consume.
     claimed: watch::Sender<bool>,
     /// The rights of stores that pull the payload, which none but them consumes meanwhile where it is deleted on consume.
@@ -64,12 +77,16 @@ impl Live {
     pub(crate) fn new(handle: Handle, owner: Owner, keep: Arc<dyn Keep>) -> Self {
         let life = PayloadLife::new(handle.manifest.chunks());
         let (readable, end) = state_of(&life);
-        let regions = None;
         Self {
             handle,
             owner,
             expires: OnceLock::new(),
-            state: watch::Sender::new(State { readable, end, regions }),
+            state: watch::Sender::new(State {
+                readable,
+                end,
+                ..State::default()
+            }),
+            unread: keep.unread().shared(),
             life: Mutex::new(life),
             keep: Mutex::new(Some(keep)),
             claimed: watch::Sender::new(false),
@@ -111,7 +128,7 @@ impl Live {
     pub(crate) fn ready(&self, index: u32) {
         let keep = lock(&self.keep).clone();
         if let Some(keep) = &keep {
-            keep.complete(index);
+            self.complete(&**keep, index);
         }
         let sealed = self.advance(|life| {
             life.ready(index);
@@ -127,7 +144,7 @@ impl Live {
         let keep = lock(&self.keep).clone();
         for index in 0..self.handle.manifest.chunks() {
             if let Some(keep) = &keep {
-                keep.complete(index);
+                self.complete(&**keep, index);
             }
         }
         if let Some(keep) = keep {
@@ -138,6 +155,31 @@ impl Live {
                 life.ready(index);
             }
         });
+    }
+
+    /// The last that is done with a chunk before it is shown. Done twice, the first digest stays.
+    fn complete(&self, keep: &dyn Keep, index: u32) {
+        keep.complete(index);
+        let known = |state: &State| {
+            let digest = state.digests.as_ref().and_then(|digests| digests.get(index as usize));
+            digest.is_some_and(Option::is_some)
+        };
+        if known(&self.state.borrow()) {
+            return;
+        }
+        let Some(digest) = keep.digest(index) else { return };
+        let chunks = self.handle.manifest.chunks() as usize;
+        self.state.send_if_modified(|state| {
+            let digests = state.digests.get_or_insert_with(|| vec![None; chunks]);
+            digests[index as usize].get_or_insert(digest);
+            // Nobody looks at it before the chunk is shown.
+            false
+        });
+    }
+
+    /// Resolves when nobody reads the memory of the payload.
+    pub(crate) fn unread(&self) -> Shared<BoxFuture<'static, ()>> {
+        self.unread.clone()
     }
 
     /// Says that the bytes are somewhere else than the handle says, now and from now on.

@@ -1,17 +1,22 @@
 //! The registered memory of one payload.
 
+mod digested;
 mod staged;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures::FutureExt;
+use futures::future::{BoxFuture, join_all};
 use stagewire_core::{ByteCount, Chunking, Manifest, RegionRef, TensorSpec};
 use stagewire_transfer::{Arena, ArenaError, Memory, Region, RegisterOptions, Transport, empty_region};
 
 use crate::PublishError;
 use crate::carriers::Carriers;
 use crate::live::Keep;
+use crate::registered::Registry;
+use digested::Digested;
 use staged::Staged;
 
 /// What others can read of this process's memory, and how.
@@ -19,6 +24,7 @@ use staged::Staged;
 pub(crate) struct Offer<'a> {
     pub(crate) arena: &'a Arena,
     pub(crate) carriers: &'a Carriers,
+    pub(crate) registered: &'a Registry,
     /// Counts bytes that were copied into the arena.
     pub(crate) copied: &'a Arc<AtomicU64>,
 }
@@ -29,6 +35,8 @@ pub(crate) struct Pages {
     regions: Vec<Region>,
     staged: Vec<Staged>,
     copied: Arc<AtomicU64>,
+    /// Of every tensor, where the producer's bytes are to be compared with what consumers read.
+    digested: Option<Digested>,
 }
 
 impl fmt::Debug for Pages {
@@ -46,6 +54,15 @@ impl Keep for Pages {
         self.copied.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    fn digest(&self, index: u32) -> Option<u64> {
+        self.digested.as_ref().map(|digested| digested.of(index))
+    }
+
+    fn unread(&self) -> BoxFuture<'static, ()> {
+        let idle: Vec<_> = self.regions.iter().map(Region::once_idle).collect();
+        join_all(idle).map(drop).boxed()
+    }
+
     fn sealed(&self) {
         self.regions.iter().for_each(Region::seal);
     }
@@ -57,6 +74,7 @@ impl Pages {
         offer: &Offer<'_>,
         request: &str,
         manifest: &Manifest,
+        digests: bool,
         tensors: Vec<Memory>,
     ) -> Result<(Self, Vec<RegionRef>), PublishError> {
         let expected = manifest.tensors().count();
@@ -78,7 +96,9 @@ impl Pages {
                 });
             }
         }
+        let digested = digests.then(|| Digested::new(manifest, &tensors));
         let mut pages = Self {
+            digested,
             regions: Vec::with_capacity(expected),
             staged: Vec::new(),
             copied: Arc::clone(offer.copied),
@@ -87,6 +107,10 @@ impl Pages {
         for (index, (spec, memory)) in manifest.tensors().zip(tensors).enumerate() {
             if memory.is_empty() {
                 references.push(empty_region(offer.carriers.first().name()));
+                continue;
+            }
+            if let Some(region) = offer.registered.grant(&memory) {
+                pages.add(region, &mut references);
                 continue;
             }
             if let Memory::Writable(_) = memory {
@@ -108,12 +132,16 @@ impl Pages {
                 index,
                 source,
             })?;
-            // Until every chunk is complete, the producer writes those that are not.
-            region.open();
-            references.push(region.reference().clone());
-            pages.regions.push(region);
+            pages.add(region, &mut references);
         }
         Ok((pages, references))
+    }
+
+    fn add(&mut self, region: Region, references: &mut Vec<RegionRef>) {
+        // Until every chunk is complete, the producer writes those that are not.
+        region.open();
+        references.push(region.reference());
+        self.regions.push(region);
     }
 }
 

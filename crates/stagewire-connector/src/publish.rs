@@ -27,6 +27,9 @@ pub struct PublishSpec {
     pub mode: Mode,
     /// Who is to consume it, where that is known: then [`Mode::Auto`] can leave it in this process's memory.
     pub consumer: Option<Peer>,
+    /// Whether consumers compare each chunk with a digest that is taken as it is shown. It finds a producer that writes
+    /// to memory it has published, at the cost of reading everything twice. For debugging.
+    pub digests: bool,
     /// How long the store may take to make room and to pull.
     pub store_within: Duration,
 }
@@ -49,6 +52,7 @@ impl PublishSpec {
             deadline: owner.usual_deadline(),
             mode: Mode::P2p,
             consumer: None,
+            digests: false,
             store_within: Self::STORE_WITHIN,
         }
     }
@@ -142,6 +146,15 @@ impl Publication {
     /// that was possible.
     pub fn cancel(&self) -> bool {
         self.settling.cancel(&self.shared, &self.live)
+    }
+
+    /// Waits until the payload has ended and nobody reads its memory any more, which may be written again then.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn unread(&self) {
+        self.released().await;
+        self.live.unread().await;
     }
 
     pub(crate) const fn live(&self) -> &Arc<Live> {

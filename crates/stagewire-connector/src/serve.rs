@@ -12,19 +12,18 @@ use stagewire_core::{ByteCount, Capability, Classify, Failure, Handle, RegionRef
 use stagewire_store::Reservation;
 use stagewire_transfer::ProcessWatch;
 use tokio::net::{TcpStream, UnixListener, UnixStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::Owner;
 use crate::live::{Barred, Claim, Live, Table};
+use crate::outbox::Outbox;
 use watched::Watched;
 
 use crate::wire::{self, End, Greeting, Hello, Me, Reader, Refusal, Reply, Request, State, Writer};
 
 /// How long who connects may take to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// Replies that may wait for one connection.
-const QUEUE: usize = 256;
 
 /// What a process does with payloads that others put into it.
 #[async_trait]
@@ -144,10 +143,20 @@ async fn greet(reader: &mut Reader, writer: &mut Writer, holder: &Holder) -> Opt
     hello
 }
 
+/// Where the answers to one consumer process go.
+#[derive(Debug, Clone)]
+struct Replies(Arc<Outbox>);
+
+impl Replies {
+    async fn send(&self, reply: &Reply) {
+        self.0.send_in_turn(wire::encode(reply)).await;
+    }
+}
+
 /// One connection of one consumer process.
 struct Session {
     holder: Arc<Holder>,
-    replies: mpsc::Sender<Reply>,
+    replies: Replies,
     watches: BTreeMap<u32, (Watched, AbortHandle)>,
     /// Puts and reservations that were asked for.
     puts: BTreeMap<u32, AbortHandle>,
@@ -159,9 +168,13 @@ struct Session {
 
 impl Session {
     fn new(holder: Arc<Holder>, writer: Writer) -> Self {
-        let (replies, queue) = mpsc::channel(QUEUE);
+        let replies = Replies(Arc::new(Outbox::new(writer.into_inner())));
         let mut tasks = JoinSet::new();
-        tasks.spawn(write(writer, queue));
+        let outbox = Arc::clone(&replies.0);
+        tasks.spawn(async move {
+            let error = outbox.run().await;
+            tracing::debug!(%error, "a consumer went away");
+        });
         Self {
             holder,
             replies,
@@ -237,7 +250,7 @@ impl Session {
                         }
                         Err(refusal) => Reply::Refused { id, refusal },
                     };
-                    let _ = replies.send(reply).await;
+                    replies.send(&reply).await;
                 });
                 self.puts.insert(id, task);
             }
@@ -268,7 +281,7 @@ impl Session {
                     };
                     let reply = put(id, &holder, &handle, request).await;
                     // The connection may have ended; its tasks end with it.
-                    let _ = replies.send(reply).await;
+                    replies.send(&reply).await;
                 });
                 self.puts.insert(id, task);
             }
@@ -277,7 +290,7 @@ impl Session {
     }
 
     async fn reply(&self, reply: Reply) {
-        let _ = self.replies.send(reply).await;
+        self.replies.send(&reply).await;
     }
 }
 
@@ -314,7 +327,7 @@ async fn watch(
     again: impl Fn() -> Result<Claim, Barred>,
     watched: Watched,
     moved: bool,
-    replies: mpsc::Sender<Reply>,
+    replies: Replies,
 ) {
     let live = loop {
         match admitted {
@@ -322,14 +335,14 @@ async fn watch(
             Err(Barred::Moving(live)) => live.not_moving().await,
             Err(Barred::Refused(refusal)) => {
                 watched.leave();
-                let _ = replies.send(Reply::Refused { id, refusal }).await;
+                replies.send(&Reply::Refused { id, refusal }).await;
                 return;
             }
         }
         admitted = watched.admit(again());
     };
     if watched.has_finished() {
-        let _ = replies.send(Reply::Finished { id }).await;
+        replies.send(&Reply::Finished { id }).await;
         return;
     }
     // Held as long as this consumer is there: what it reads stays in memory.
@@ -338,7 +351,7 @@ async fn watch(
         Err(failure) => {
             watched.leave();
             let refusal = Refusal::Failed(failure);
-            let _ = replies.send(Reply::Refused { id, refusal }).await;
+            replies.send(&Reply::Refused { id, refusal }).await;
             return;
         }
     };
@@ -350,28 +363,15 @@ async fn watch(
 
 /// Tells a consumer how its payload comes on, until it can only end one way. `regions` are told where the state says
 /// nothing else.
-async fn report(
-    id: u32,
-    mut states: watch::Receiver<State>,
-    regions: Option<Vec<RegionRef>>,
-    replies: &mpsc::Sender<Reply>,
-) {
+async fn report(id: u32, mut states: watch::Receiver<State>, regions: Option<Vec<RegionRef>>, replies: &Replies) {
     loop {
         let mut state = states.borrow_and_update().clone();
         if state.regions.is_none() {
             state.regions.clone_from(&regions);
         }
         let last = matches!(state.end, Some(End::Failed(_) | End::Released));
-        if replies.send(Reply::State { id, state }).await.is_err() || last || states.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn write(mut writer: Writer, mut queue: mpsc::Receiver<Reply>) {
-    while let Some(reply) = queue.recv().await {
-        if let Err(error) = writer.send(wire::encode(&reply)).await {
-            tracing::debug!(%error, "a consumer went away");
+        replies.send(&Reply::State { id, state }).await;
+        if last || states.changed().await.is_err() {
             return;
         }
     }

@@ -125,6 +125,8 @@ pub(crate) struct State {
     /// Where its bytes are, where that is not what the handle says: it was brought back from a spill file, or its holder
     /// was started anew.
     pub(crate) regions: Option<Vec<RegionRef>>,
+    /// Digest of each chunk that was shown, where its producer wants them compared.
+    pub(crate) digests: Option<Vec<Option<u64>>>,
 }
 
 /// Why a payload gets no more chunks.
@@ -205,6 +207,10 @@ pub(crate) fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, Malformed> 
     postcard::from_bytes(frame).map_err(Malformed::from)
 }
 
+pub(crate) fn codec() -> LengthDelimitedCodec {
+    LengthDelimitedCodec::builder().max_frame_length(MAX_FRAME).new_codec()
+}
+
 /// Frames from the other side, over either socket.
 pub(crate) type Reader = FramedRead<Box<dyn AsyncRead + Send + Unpin>, LengthDelimitedCodec>;
 /// Frames to the other side.
@@ -214,7 +220,6 @@ pub(crate) fn framed(
     read: impl AsyncRead + Send + Unpin + 'static,
     write: impl AsyncWrite + Send + Unpin + 'static,
 ) -> (Reader, Writer) {
-    let codec = || LengthDelimitedCodec::builder().max_frame_length(MAX_FRAME).new_codec();
     let (read, write): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>) =
         (Box::new(read), Box::new(write));
     (FramedRead::new(read, codec()), FramedWrite::new(write, codec()))

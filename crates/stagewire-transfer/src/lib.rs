@@ -161,7 +161,7 @@ pub use error::{
 pub use host::{Host, HostOptions, HostStats, SocketFile, listen_unix, sweep};
 pub use mapping::Mapping;
 
-pub use memory::{Borrowed, Memory, Writable};
+pub use memory::{Borrowed, Memory, Writable, digest};
 pub use mooncake::{
     Engine, EngineBatch, EngineError, EngineMemory, EngineOperation, EngineOptions, EngineSlice, EngineStatus,
     EngineTransport, Exposed, Mooncake, MooncakeError, MooncakeOptions, Notification, Rebuild, Segment, SegmentBuffer,

@@ -1,3 +1,4 @@
+mod digest;
 mod writable;
 
 use std::any::Any;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use stagewire_core::Device;
 
+pub use digest::digest;
 pub use writable::Writable;
 
 use crate::Extent;

@@ -40,6 +40,17 @@ impl Region {
         }
     }
 
+    /// The same memory once more, with a generation, a capability and pins of its own, at no registration. This region
+    /// stays until the last of its grants has gone. `None` where it was released, the host has shut
+    /// down, or the transport is none of `shm`, `cma` and `tcp`.
+    pub fn grant(self: &Arc<Self>) -> Option<Self> {
+        let reference = self.table.grant(self.key(), Box::new(Arc::clone(self)))?;
+        Some(Self {
+            reference,
+            table: self.table.clone(),
+        })
+    }
+
     fn key(&self) -> RegionKey {
         RegionKey {
             region: self.reference.region,
@@ -64,6 +75,12 @@ impl Region {
     /// Its bytes do not change any more.
     pub fn seal(&self) {
         self.table.set_open(self.key(), false);
+    }
+
+    /// As [`Region::idle`], for longer than the region is kept.
+    pub fn once_idle(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (table, key) = (self.table.clone(), self.key());
+        async move { table.idle(key).await }
     }
 
     /// Takes no new pins from now on; the memory goes when the last pin ends.

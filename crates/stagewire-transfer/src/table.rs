@@ -112,33 +112,36 @@ impl Table {
             drop(guard);
             return Err((problem, memory));
         }
-        let index = slots.free.pop().unwrap_or(slots.slots.len());
-        if index == slots.slots.len() {
-            slots.slots.push(Slot {
-                generation: 0,
-                entry: None,
-            });
-        }
         slots.registrations += 1;
-        slots.writable += u64::from(memory.is_writable());
-        let slot = &mut slots.slots[index];
-        slot.generation += 1;
-        let (capability, len) = (Capability::from_random(rand::random()), memory.len());
-        slot.entry = Some(Entry {
-            kept: Some(Kept { _guard: guard, memory }),
+        Ok(slots.enter(Registration {
             kind,
+            memory,
             device,
-            capability,
-            pins: 0,
-            open: false,
-            released: false,
-        });
-        Ok(RegionRef {
-            transport: kind.name().to_owned(),
-            region: index as u64,
-            generation: slot.generation,
-            capability,
-            len,
+            guard,
+        }))
+    }
+
+    /// Another entry for the memory of a region, which `guard` keeps; `None` where that was released, or the table was
+    /// closed. Both are read only: what peers may write is in one region alone.
+    pub(crate) fn grant(&self, key: RegionKey, guard: Box<dyn Any + Send>) -> Option<RegionRef> {
+        let mut slots = self.lock();
+        if slots.closed {
+            return None;
+        }
+        let entry = slots.entry(key).filter(|entry| !entry.released)?;
+        let (kind, device) = (entry.kind, entry.device);
+        // The others keep books of their own.
+        if !matches!(kind, Kind::Shm | Kind::Cma | Kind::Tcp) {
+            return None;
+        }
+        let memory = entry.kept.as_ref()?.memory.clone();
+        (!memory.is_writable()).then(|| {
+            slots.enter(Registration {
+                kind,
+                memory,
+                device,
+                guard: Some(guard),
+            })
         })
     }
 
@@ -273,6 +276,43 @@ impl Drop for Table {
 }
 
 impl Slots {
+    /// Gives memory a number, a generation and a capability.
+    fn enter(&mut self, registration: Registration) -> RegionRef {
+        let Registration {
+            kind,
+            memory,
+            device,
+            guard,
+        } = registration;
+        let index = self.free.pop().unwrap_or(self.slots.len());
+        if index == self.slots.len() {
+            self.slots.push(Slot {
+                generation: 0,
+                entry: None,
+            });
+        }
+        self.writable += u64::from(memory.is_writable());
+        let slot = &mut self.slots[index];
+        slot.generation += 1;
+        let (capability, len) = (Capability::from_random(rand::random()), memory.len());
+        slot.entry = Some(Entry {
+            kept: Some(Kept { _guard: guard, memory }),
+            kind,
+            device,
+            capability,
+            pins: 0,
+            open: false,
+            released: false,
+        });
+        RegionRef {
+            transport: kind.name().to_owned(),
+            region: index as u64,
+            generation: slot.generation,
+            capability,
+            len,
+        }
+    }
+
     fn slot(&mut self, key: RegionKey) -> Option<&mut Slot> {
         self.slots.get_mut(usize::try_from(key.region).ok()?)
     }

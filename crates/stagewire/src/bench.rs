@@ -1,5 +1,6 @@
 //! Benchmarks that anyone can run: each row stands beside a reference that was measured in the same run.
 
+mod connector;
 mod machine;
 mod quick;
 mod report;
@@ -20,6 +21,8 @@ pub(crate) use report::Report;
 pub(crate) enum Name {
     /// What handing a video latent from process to process costs beside a memcpy of the same bytes
     Quick,
+    /// What the connector adds to the transports under it, and what chunks cost
+    Connector,
     /// Each transport beside memcpy, TCP and a bare copy of the same kind, 4 KiB to 1 GiB
     Transfer,
 }
@@ -38,6 +41,7 @@ pub(crate) struct Options {
 pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Result<Report, Fault> {
     match name {
         Name::Quick => quick::run(options.pairs).await,
+        Name::Connector => connector::run(options, output).await,
         Name::Transfer => transfer::run(options, output).await,
     }
 }
@@ -57,6 +61,7 @@ pub(crate) struct ProducerArgs {
 pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
     match args.bench {
         Name::Quick => quick::producer::produce(args.dir).await,
+        Name::Connector => connector::producer::produce(args.dir).await,
         Name::Transfer => transfer::owner::serve(args.dir).await,
     }
 }

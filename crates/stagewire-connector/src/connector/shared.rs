@@ -14,6 +14,7 @@ use crate::link::Links;
 use crate::live::{Gone, Live, Table};
 use crate::mode::ModeCounters;
 use crate::publish::settle::Settling;
+use crate::registered::Registry;
 use crate::serve::Holder;
 use crate::wire::End;
 use crate::{ModeReason, Publication, store_file};
@@ -36,6 +37,7 @@ pub(crate) struct Shared {
     pub(super) consumers: Arc<AtomicU64>,
     pub(super) staged: Arc<AtomicU64>,
     pub(super) modes: ModeCounters,
+    pub(super) registered: Registry,
 }
 
 impl fmt::Debug for Shared {

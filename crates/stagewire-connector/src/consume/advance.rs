@@ -7,8 +7,9 @@ use stagewire_core::{Classify, ErrorClass, Handover, RegionRef, Timestamp, Trans
 use stagewire_transfer::{ConnectError, TransferError};
 
 use super::access::{Access, AccessError};
-use super::flight::{Batch, Flight};
-use super::{Chunk, ConsumeError, Consumer, Place};
+use super::flight::{Batch, Flight, Pulling};
+use super::{Chunk, ChunkView, ConsumeError, Consumer, Place};
+use crate::digest;
 use crate::link::{Heard, Watching};
 use crate::wire::{End, Refusal};
 
@@ -38,15 +39,17 @@ impl Consumer {
         let begin = now();
         let access = self.access().await?;
         if !access.is_copied() {
-            let end = now();
-            return Ok(Some(self.take_chunk(begin, end)));
+            if let Some(told) = &self.on_chunk {
+                told.tell(self.next..self.next + 1);
+            }
+            return self.take_chunk(begin, now()).map(Some);
         }
         while self.landed.chunks.end <= self.next {
             let flight = match &mut self.flight {
                 Some(flight) => flight,
                 None => {
                     let chunks = self.batch().cut(&self.handle, self.next, self.state.readable);
-                    let flight = Flight::now(Arc::clone(&access), Arc::clone(&self.handle), chunks);
+                    let flight = Flight::now(self.pulling(&access), chunks);
                     self.flight.insert(flight)
                 }
             };
@@ -60,15 +63,22 @@ impl Consumer {
         {
             let flight = Flight::ahead(
                 self.shared.runtime(),
-                access,
-                Arc::clone(&self.handle),
+                self.pulling(&access),
                 self.landed.chunks.end,
                 self.batch(),
                 watching.subscribe(),
             );
             self.flight = Some(flight);
         }
-        Ok(Some(self.take_chunk(self.landed.begin, self.landed.end)))
+        self.take_chunk(self.landed.begin, self.landed.end).map(Some)
+    }
+
+    fn pulling(&self, access: &Arc<Access>) -> Pulling {
+        Pulling {
+            access: Arc::clone(access),
+            handle: Arc::clone(&self.handle),
+            told: self.on_chunk.clone(),
+        }
     }
 
     fn batch(&self) -> Batch {
@@ -219,14 +229,15 @@ impl Consumer {
         .await
     }
 
-    fn take_chunk(&mut self, begin: Timestamp, end: Timestamp) -> Chunk {
+    fn take_chunk(&mut self, begin: Timestamp, end: Timestamp) -> Result<Chunk, ConsumeError> {
         let (index, count) = (self.next, self.handle.manifest.chunks());
         let access = self.access.as_ref();
         let tensors = access
             .map(|access| access.views(&self.handle, Some(index)))
             .unwrap_or_default();
+        self.compare(index, &tensors)?;
         self.next += 1;
-        Chunk {
+        Ok(Chunk {
             index,
             count,
             tensors,
@@ -245,11 +256,38 @@ impl Consumer {
                 begin,
                 end,
             },
+        })
+    }
+
+    /// Compares a chunk with the producer's digest of it, where there is one.
+    fn compare(&self, index: u32, views: &[ChunkView]) -> Result<(), ConsumeError> {
+        let digests = self.state.digests.as_ref();
+        let Some(expected) = digests.and_then(|digests| *digests.get(index as usize)?) else {
+            return Ok(());
+        };
+        let found = digest::of_views(views);
+        if found == expected {
+            return Ok(());
         }
+        let at = Place::new(&self.handle, index, self.whereabouts.holder.process.pid);
+        Err(ConsumeError::Modified { at, found, expected })
+    }
+
+    /// Compares once more what the consumer was shown of the holder's own memory.
+    fn compare_again(&self) -> Result<(), ConsumeError> {
+        let Some(access) = self.access.as_ref().filter(|access| !access.is_copied()) else {
+            return Ok(());
+        };
+        if self.state.digests.is_none() {
+            return Ok(());
+        }
+        let shown = self.state.readable.min(self.handle.manifest.chunks());
+        (0..shown).try_for_each(|index| self.compare(index, &access.views(&self.handle, Some(index))))
     }
 
     /// Lets go of the pins and tells the holder. One that does not answer has other worries.
     async fn finish(&mut self) -> Result<(), ConsumeError> {
+        self.compare_again()?;
         self.access = None;
         self.flight = None;
         if self.done {

@@ -86,6 +86,11 @@ pub enum ConsumeError {
     Claimed { at: Box<Place> },
     #[error("{at}: the handle's capability is not the payload's; the handle is forged or damaged")]
     Denied { at: Box<Place> },
+    #[error(
+        "{at}: its bytes were changed after they had been shown (digest {found:016x} instead of {expected:016x}); \
+         leave published memory alone until the payload has ended"
+    )]
+    Modified { at: Box<Place>, found: u64, expected: u64 },
     #[error("{at}: no connection for its bytes")]
     Connect { at: Box<Place>, source: ConnectError },
     #[error("{at}: its bytes could not be moved")]
@@ -111,6 +116,7 @@ impl Classify for ConsumeError {
             Self::Gone { .. } => ErrorClass::NotFound,
             Self::Claimed { .. } => ErrorClass::Conflict,
             Self::Denied { .. } => ErrorClass::Denied,
+            Self::Modified { .. } => ErrorClass::Corrupt,
             Self::Connect { source, .. } => source.class(),
             Self::Transfer { source, .. } => source.class(),
             Self::Deadline { .. } => ErrorClass::Deadline,
@@ -129,6 +135,7 @@ impl Classify for ConsumeError {
             Self::Gone { .. } => "payload.gone",
             Self::Claimed { .. } => "payload.claimed",
             Self::Denied { .. } => "payload.capability",
+            Self::Modified { .. } => "payload.modified",
             Self::Connect { source, .. } => source.reason(),
             Self::Transfer { source, .. } => source.reason(),
             Self::Deadline { .. } => "consume.deadline",
@@ -186,6 +193,7 @@ impl ConsumeError {
             | Self::Gone { at, .. }
             | Self::Claimed { at }
             | Self::Denied { at }
+            | Self::Modified { at, .. }
             | Self::Connect { at, .. }
             | Self::Transfer { at, .. }
             | Self::Deadline { at, .. }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::OnChunk;
 use super::access::{Access, AccessError};
 use super::advance::now;
 use crate::link::Heard;
@@ -85,9 +86,9 @@ impl Future for Flight {
 
 impl Flight {
     /// Of chunks that are there, for who waits for them.
-    pub(super) fn now(access: Arc<Access>, handle: Arc<Handle>, chunks: Range<u32>) -> Self {
+    pub(super) fn now(pulling: Pulling, chunks: Range<u32>) -> Self {
         Self {
-            future: Mutex::new(pull(access, handle, chunks).boxed()),
+            future: Mutex::new(pulling.pull(chunks).boxed()),
             _task: None,
         }
     }
@@ -96,8 +97,7 @@ impl Flight {
     /// more; who then asks is told why.
     pub(super) fn ahead(
         runtime: &tokio::runtime::Handle,
-        access: Arc<Access>,
-        handle: Arc<Handle>,
+        pulling: Pulling,
         next: u32,
         batch: Batch,
         mut heard: watch::Receiver<Heard>,
@@ -112,8 +112,8 @@ impl Flight {
             if readable <= next {
                 return Ok(Landed::default());
             }
-            let chunks = batch.cut(&handle, next, readable);
-            pull(access, handle, chunks).await
+            let chunks = batch.cut(&pulling.handle, next, readable);
+            pulling.pull(chunks).await
         });
         let abort = AbortOnDrop(task.abort_handle());
         let ended = task.map(|ended| match ended {
@@ -129,13 +129,25 @@ impl Flight {
     }
 }
 
-async fn pull(access: Arc<Access>, handle: Arc<Handle>, chunks: Range<u32>) -> Result<Landed, AccessError> {
-    let (begin, started) = (now(), Instant::now());
-    access.pull(&handle, chunks.clone()).await?;
-    Ok(Landed {
-        chunks,
-        begin,
-        end: now(),
-        took: started.elapsed(),
-    })
+/// What a pull needs.
+pub(super) struct Pulling {
+    pub(super) access: Arc<Access>,
+    pub(super) handle: Arc<Handle>,
+    pub(super) told: Option<OnChunk>,
+}
+
+impl Pulling {
+    async fn pull(self, chunks: Range<u32>) -> Result<Landed, AccessError> {
+        let (begin, started) = (now(), Instant::now());
+        self.access.pull(&self.handle, chunks.clone()).await?;
+        if let Some(told) = &self.told {
+            told.tell(chunks.clone());
+        }
+        Ok(Landed {
+            chunks,
+            begin,
+            end: now(),
+            took: started.elapsed(),
+        })
+    }
 }

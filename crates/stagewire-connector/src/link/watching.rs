@@ -63,7 +63,7 @@ impl Watching {
     /// Tells the holder that the consumer has every byte, and waits until it knows, refuses, or is gone.
     pub(crate) async fn finish(&mut self) {
         self.leaves = false;
-        let _ = self.link.requests.send(Request::Finish { id: self.id });
+        self.link.send(&Request::Finish { id: self.id });
         let _ = self
             .heard
             .wait_for(|heard| heard.finished || heard.refused.is_some())
@@ -77,7 +77,7 @@ impl Drop for Watching {
             routes.remove(&self.id);
         }
         if self.leaves {
-            let _ = self.link.requests.send(Request::Leave { id: self.id });
+            self.link.send(&Request::Leave { id: self.id });
         }
     }
 }

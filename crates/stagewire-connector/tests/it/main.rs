@@ -7,6 +7,7 @@ mod death;
 mod fake;
 mod hosts;
 mod leases;
+mod memory;
 mod modes;
 mod moved;
 mod open;
@@ -69,6 +70,15 @@ fn options(dir: &TempDir, role: &str) -> ConnectorOptions {
     ConnectorOptions {
         arena_limit: ByteCount(64 << 20),
         ..ConnectorOptions::new(dir.path().join("run"), StageName::new(role).expect("a name"))
+    }
+}
+
+/// How often a soak repeats: a twentieth of what `make soak` does, at least 10 times.
+fn rounds(full: u64) -> u64 {
+    if std::env::var_os("STAGEWIRE_SOAK").is_some() {
+        full
+    } else {
+        (full / 20).max(10)
     }
 }
 

@@ -11,6 +11,7 @@ pub(crate) use crate::bench::ProducerArgs;
 const EXAMPLES: &str = "\
 Examples:
   stagewire bench quick
+  stagewire bench connector
   stagewire bench transfer --quick
   stagewire bench transfer --only 'shm copy' --json transfer.json";
 
@@ -33,7 +34,7 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     quick: bool,
 
-    /// Only rows whose case contains TEXT (`transfer`)
+    /// Only rows whose case contains TEXT (`transfer`, `connector`)
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
@@ -43,8 +44,11 @@ pub(crate) struct BenchArgs {
 }
 
 pub(crate) async fn run(args: BenchArgs, output: &Output) -> Result<Exit, Fault> {
-    if args.name == Name::Quick && (args.quick || args.only.is_some()) {
-        return Err(Fault::usage("--quick and --only are for `stagewire bench transfer`"));
+    if args.name == Name::Quick && args.only.is_some() {
+        return Err(Fault::usage("--only is for `stagewire bench transfer` and `connector`"));
+    }
+    if args.name != Name::Transfer && args.quick {
+        return Err(Fault::usage("--quick is for `stagewire bench transfer`"));
     }
     let options = Options {
         pairs: args.pairs.into(),

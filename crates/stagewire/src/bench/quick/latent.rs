@@ -29,7 +29,7 @@ impl Latent {
         self.bytes
     }
 
-    pub(super) fn paint(&mut self, round: u64) {
+    pub(in crate::bench) fn paint(&mut self, round: u64) {
         paint(&mut self.bytes, round);
     }
 
@@ -48,7 +48,7 @@ impl Latent {
 }
 
 /// Fills memory with bytes that tell rounds and places apart.
-pub(super) fn paint(bytes: &mut [u8], round: u64) {
+pub(in crate::bench) fn paint(bytes: &mut [u8], round: u64) {
     for (index, word) in (1_u64..).zip(bytes.chunks_mut(8)) {
         let value = (index ^ round << 32).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
         word.copy_from_slice(&value[..word.len()]);
@@ -56,7 +56,7 @@ pub(super) fn paint(bytes: &mut [u8], round: u64) {
 }
 
 /// The latent in this many chunks.
-pub(super) fn manifest(chunks: u32) -> Result<Manifest, SchemaError> {
+pub(in crate::bench) fn manifest(chunks: u32) -> Result<Manifest, SchemaError> {
     let latents = Entry {
         name: "latents".to_owned(),
         value: EntryValue::Tensor(TensorSpec::new(DType::BF16, SHAPE)?),

@@ -18,7 +18,7 @@ use crate::exit::{Exit, Fault};
 /// Where the producer's tensor lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Memory {
+pub(in crate::bench) enum Memory {
     /// In the shared arena.
     Arena,
     /// In memory of the producer's own, as a tensor of torch is.
@@ -27,7 +27,7 @@ pub(super) enum Memory {
 
 impl Memory {
     /// The transport that serves it where nothing is copied before.
-    pub(super) const fn transport(self) -> &'static str {
+    pub(in crate::bench) const fn transport(self) -> &'static str {
         match self {
             Self::Arena => "shm",
             Self::Borrowed => "cma",
@@ -44,7 +44,7 @@ pub(super) struct Order {
 }
 
 /// Time on the clock that all processes of a host share.
-pub(super) fn now() -> Duration {
+pub(in crate::bench) fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
     Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0))
