@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use stagewire_transfer::{Extent, ExtentMut, ExtentWriter};
+use stagewire_connector::Registered;
+use stagewire_transfer::{Extent, ExtentMut, ExtentWriter, Memory};
 
 /// Bytes of the arena that Python's tensors lie over.
 pub(crate) struct Allocation {
     extent: Extent,
+    /// Publishing all of it registers nothing.
+    _registered: Option<Registered>,
     /// As long as it is there, nobody in this process sees the bytes as constant.
     _writer: ExtentWriter,
 }
@@ -18,10 +21,15 @@ pub(crate) struct Allocation {
 pub(crate) struct Allocations(Mutex<BTreeMap<usize, Weak<Allocation>>>);
 
 impl Allocations {
-    pub(crate) fn add(&self, extent: ExtentMut) -> (NonNull<u8>, Arc<Allocation>) {
+    pub(crate) fn add(
+        &self,
+        extent: ExtentMut,
+        register: impl FnOnce(Memory) -> Option<Registered>,
+    ) -> (NonNull<u8>, Arc<Allocation>) {
         let (extent, writer) = extent.open();
         let pointer = extent.as_ptr();
         let allocation = Arc::new(Allocation {
+            _registered: register(extent.clone().into()),
             extent,
             _writer: writer,
         });

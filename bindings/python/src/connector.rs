@@ -93,14 +93,27 @@ impl Connector {
             return Ok(Tensor::new(spec, None, Memory::nothing(), false));
         }
         let extent = self.inner.host().arena().allocate(spec.nbytes().0);
-        let (pointer, owner) = (self.allocations).add(extent.map_err(|error| raise_from(py, &error))?);
+        let extent = extent.map_err(|error| raise_from(py, &error))?;
+        // Where that fails, each publication registers it, and says why it cannot.
+        let (pointer, owner) = self.allocations.add(extent, |memory| self.inner.register(memory).ok());
         // SAFETY: an allocation keeps its part of the arena in place.
         let memory = unsafe { Memory::new(pointer, owner) };
         Ok(Tensor::new(spec, None, memory, false))
     }
 
+    /// Registers a tensor's memory once, for as long as the result is kept.
+    fn register(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<Registered> {
+        let memory = payload::lend(py, "tensor", tensor, Some(&self.allocations))?;
+        let registered = self.inner.register(memory).map_err(|error| raise_from(py, &error))?;
+        Ok(Registered {
+            inner: Mutex::new(Some(registered)),
+        })
+    }
+
     /// Publishes a bundle; with `open`, its chunks become visible one by one.
-    #[pyo3(signature = (request, kind, entries, metadata, chunking, lease, way, *, open=false, deadline=None))]
+    #[pyo3(
+        signature = (request, kind, entries, metadata, chunking, lease, way, *, open=false, verify=false, deadline=None)
+    )]
     #[expect(
         clippy::too_many_arguments,
         reason = "one for each thing that a payload says of itself"
@@ -116,6 +129,7 @@ impl Connector {
         lease: &str,
         way: Way<'_>,
         open: bool,
+        verify: bool,
         deadline: Option<f64>,
     ) -> PyResult<Publication> {
         let how = Description {
@@ -131,6 +145,7 @@ impl Connector {
             mode: mode.parse::<Mode>().map_err(|error| raise_from(py, &error))?,
             consumer: consumer.map(|address| read_address(py, address)).transpose()?,
             store_within: seconds(py, Some(store_within))?.unwrap_or_default(),
+            digests: verify,
             ..payload::spec(request, manifest, lease, seconds(py, deadline)?)
         };
         let runtime = runtime(py)?;
@@ -270,6 +285,31 @@ pub(crate) fn seconds(py: Python<'_>, given: Option<f64>) -> PyResult<Option<Dur
     })
 }
 
+/// Memory that is registered once.
+#[pyclass(module = "stagewire._native", frozen)]
+pub(crate) struct Registered {
+    /// Taken when it is released.
+    inner: Mutex<Option<stagewire_connector::Registered>>,
+}
+
+#[pymethods]
+impl Registered {
+    /// Whether no payload of it lives, and nobody reads one.
+    #[getter]
+    fn unused(&self) -> bool {
+        let registered = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        registered
+            .as_ref()
+            .is_none_or(stagewire_connector::Registered::is_unused)
+    }
+
+    /// From now on each publication registers the memory itself. What is published stays.
+    fn release(&self) {
+        let registered = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(registered);
+    }
+}
+
 /// A published payload, as its producer sees it.
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct Publication {
@@ -370,6 +410,26 @@ impl Publication {
             }
             true
         })
+    }
+
+    /// Waits until the payload has ended and nobody reads its memory any more; false where that is not so in time.
+    #[pyo3(signature = (timeout=None))]
+    fn wait_unread(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let publication = self.get(py)?;
+        let within = seconds(py, timeout)?;
+        wait(py, async move {
+            match within {
+                None => publication.unread().await,
+                Some(within) => return tokio::time::timeout(within, publication.unread()).await.is_ok(),
+            }
+            true
+        })
+    }
+
+    /// The same, without a thread.
+    fn unread(&self, py: Python<'_>) -> PyResult<Pending> {
+        let publication = self.get(py)?;
+        Pending::spawn(py, async move { publication.unread().await }, |py, ()| Ok(py.None()))
     }
 
     /// Waits until the payload has ended, without a thread.

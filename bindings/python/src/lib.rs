@@ -38,7 +38,7 @@ mod _native {
     #[pymodule_export]
     use super::conformance::run_conformance;
     #[pymodule_export]
-    use super::connector::{Connector, Publication};
+    use super::connector::{Connector, Publication, Registered};
     #[pymodule_export]
     use super::consumer::Consumer;
     #[pymodule_export]

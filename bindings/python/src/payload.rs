@@ -82,7 +82,8 @@ pub(crate) fn spec(
     }
 }
 
-fn lend(py: Python<'_>, name: &str, tensor: &Tensor, ours: Option<&Allocations>) -> PyResult<Memory> {
+/// The memory of one tensor.
+pub(crate) fn lend(py: Python<'_>, name: &str, tensor: &Tensor, ours: Option<&Allocations>) -> PyResult<Memory> {
     if !tensor.is_contiguous() {
         let message = format!(
             "tensor {name:?} is not contiguous (strides {:?} in elements)",

@@ -126,3 +126,81 @@ def test_what_cannot_be_allocated(run_dir: Path) -> None:
         with pytest.raises(errors.Exhausted, match=r"2\.0 MiB"):
             conn.allocate((2 << 20,), "uint8")
         assert conn.stats()["allocated_bytes"] == 0
+
+
+def test_registered_memory_is_registered_once(run_dir: Path, other: Peer) -> None:
+    with DiffusionConnector("p", "p2p", run_dir=run_dir) as conn:
+        mine = torch.arange(1000.0)
+        registered = conn.register(mine)
+        arena = conn.allocate((1000,), "float32", framework="torch")
+        before = conn.stats()["registrations"]
+        for step in range(5):
+            for tensor in (mine, arena):
+                tensor.fill_(step)
+                handle = conn.publish(StagePayload(request_id="r", tensor=tensor, chunk_dim=0, num_chunks=4))
+                assert not registered.unused or tensor is arena
+                found = other(peer.consume, handle.to_bytes(), framework="torch")
+                assert found == [("float32", (250,), bits(torch.full((250,), float(step))))] * 4
+                assert handle.wait_unread(5)
+        for part in (mine[10:20], arena[:1], arena[500:]):
+            handle = conn.publish(StagePayload(request_id="r", tensor=part))
+            found = other(peer.consume, handle.to_bytes(), framework="torch")
+            assert found == [("float32", tuple(part.shape), bits(part))]
+            assert handle.wait_unread(5)
+        assert conn.stats()["registrations"] == before
+        assert registered.unused
+        registered.release()
+        registered.release()
+        handle = conn.publish(StagePayload(request_id="r", tensor=mine))
+        assert conn.stats()["registrations"] == before + 1
+        conn.release(handle)
+
+
+def test_each_publication_of_registered_memory_has_a_right_of_its_own(run_dir: Path) -> None:
+    """Who had an earlier payload cannot read a later one through it."""
+    with DiffusionConnector("p", "p2p", run_dir=run_dir) as conn, DiffusionConnector("c", run_dir=run_dir) as reader:
+        memory = conn.allocate((1000,), "float32", framework="torch")
+        memory.fill_(1)
+        first = conn.publish(StagePayload(request_id="first", tensor=memory, num_chunks=2))
+        chunks = reader.consume(first, dst=torch.empty(1000))
+        next(chunks)
+        conn.release(first)
+        assert not first.wait_unread(0.05), "a consumer is in the middle of it"
+        chunks.close()  # type: ignore[attr-defined]
+        assert first.wait_unread(5)
+        memory.fill_(2)
+        second = conn.publish(StagePayload(request_id="second", tensor=memory))
+        with pytest.raises(errors.NotFound):
+            reader.fetch(first)
+        assert reader.fetch(second, framework="torch").unique().tolist() == [2.0]
+
+
+def test_memory_that_is_viewed_is_not_unread(run_dir: Path) -> None:
+    with DiffusionConnector("p", "p2p", run_dir=run_dir) as conn, DiffusionConnector("c", run_dir=run_dir) as reader:
+        memory = conn.allocate((1000,), "float32", framework="torch")
+        handle = conn.publish(StagePayload(request_id="r", tensor=memory))
+        view = reader.fetch(handle, framework="torch")
+        assert handle.wait_released(5)
+        assert not handle.wait_unread(0.05), "a consumer sees the memory itself"
+        del view
+        gc.collect()
+        assert handle.wait_unread(5)
+
+
+def test_what_cannot_be_registered(run_dir: Path) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        for tensor in (torch.zeros(2, 3).T, torch.zeros(0), "text"):
+            with pytest.raises(errors.Invalid):
+                conn.register(tensor)
+        assert conn.stats()["regions"] == 0
+
+
+def test_a_producer_that_writes_after_publishing_is_found_out(run_dir: Path, other: Peer) -> None:
+    with DiffusionConnector("p", "p2p", run_dir=run_dir, verify=True) as conn:
+        tensor = torch.zeros(1000)
+        handle = conn.publish(StagePayload(request_id="r", tensor=tensor, lease="pinned"))
+        assert other(peer.consume, handle.to_bytes(), framework="torch") == [("float32", (1000,), bytes(4000))]
+        tensor[7] = 1
+        kind, *_ = other(peer.consume_error, handle.to_bytes(), framework="torch")
+        assert kind == "corrupt"
+        conn.release(handle)

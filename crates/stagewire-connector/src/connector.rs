@@ -224,7 +224,7 @@ impl Connector {
         Ok(publication)
     }
 
-    /// Registers memory once, for as long as the result is kept: publications of just these bytes then register nothing.
+    /// Registers memory once, for as long as the result is kept: publications of these bytes, or of a part of them, then register nothing.
     ///
     /// # Errors
     /// [`RegisterError`]: it is empty, unmapped, or memory that no transport of this connector takes where it is.

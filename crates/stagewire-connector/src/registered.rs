@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use stagewire_transfer::{Memory, Region};
 
-/// Memory that was registered by [`Connector::register`](crate::Connector::register). Publications of just these bytes
-/// register nothing, for as long as this is kept; each still has an access right of its own, which ends with it.
+/// Memory that was registered by [`Connector::register`](crate::Connector::register). Publications of these bytes, or
+/// of a part of them, register nothing, for as long as this is kept; each still has an access right of its own, which
+/// ends with it.
 ///
 /// The memory may be written again once [`Publication::unread`](crate::Publication::unread) says so.
 pub struct Registered {
@@ -57,9 +58,13 @@ impl Registry {
         Registered { memory, region }
     }
 
-    /// A region of its own for a publication of registered memory.
+    /// A region of its own for a publication of registered memory, or of a part of it.
     pub(crate) fn grant(&self, memory: &Memory) -> Option<Region> {
-        let region = self.lock().get(&place(memory))?.upgrade()?;
-        region.grant()
+        let (address, _) = place(memory);
+        let registry = self.lock();
+        let (_, region) = registry.range(..=(address, u64::MAX)).next_back()?;
+        let region = region.upgrade()?;
+        drop(registry);
+        region.grant(memory.clone())
     }
 }

@@ -3,6 +3,7 @@ mod writable;
 
 use std::any::Any;
 use std::fmt;
+use std::mem;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -64,6 +65,17 @@ impl Memory {
             Self::Borrowed(_) => false,
             Self::Writable(_) => true,
         }
+    }
+
+    /// Whether all of `part` is in it, and of the same kind.
+    pub(crate) fn contains(&self, part: &Self) -> bool {
+        let inside = || {
+            let offset = part.as_ptr().addr().get().checked_sub(self.as_ptr().addr().get())?;
+            (offset as u64).checked_add(part.len())
+        };
+        mem::discriminant(self) == mem::discriminant(part)
+            && self.device() == part.device()
+            && inside().is_some_and(|end| end <= self.len())
     }
 
     /// Whether peers may write it.

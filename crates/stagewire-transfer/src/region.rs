@@ -40,11 +40,11 @@ impl Region {
         }
     }
 
-    /// The same memory once more, with a generation, a capability and pins of its own, at no registration. This region
-    /// stays until the last of its grants has gone. `None` where it was released, the host has shut
-    /// down, or the transport is none of `shm`, `cma` and `tcp`.
-    pub fn grant(self: &Arc<Self>) -> Option<Self> {
-        let reference = self.table.grant(self.key(), Box::new(Arc::clone(self)))?;
+    /// This memory, or a part of it, once more, with a generation, a capability and pins of its own, at no registration.
+    /// This region stays until the last of its grants has gone. `None` where it was released, the host has shut down,
+    /// `memory` is not inside, or the transport is none of `shm`, `cma` and `tcp`.
+    pub fn grant(self: &Arc<Self>, memory: Memory) -> Option<Self> {
+        let reference = self.table.grant(self.key(), memory, Box::new(Arc::clone(self)))?;
         Some(Self {
             reference,
             table: self.table.clone(),

@@ -123,7 +123,7 @@ impl Table {
 
     /// Another entry for the memory of a region, which `guard` keeps; `None` where that was released, or the table was
     /// closed. Both are read only: what peers may write is in one region alone.
-    pub(crate) fn grant(&self, key: RegionKey, guard: Box<dyn Any + Send>) -> Option<RegionRef> {
+    pub(crate) fn grant(&self, key: RegionKey, memory: Memory, guard: Box<dyn Any + Send>) -> Option<RegionRef> {
         let mut slots = self.lock();
         if slots.closed {
             return None;
@@ -134,8 +134,8 @@ impl Table {
         if !matches!(kind, Kind::Shm | Kind::Cma | Kind::Tcp) {
             return None;
         }
-        let memory = entry.kept.as_ref()?.memory.clone();
-        (!memory.is_writable()).then(|| {
+        let whole = &entry.kept.as_ref()?.memory;
+        (!whole.is_writable() && whole.contains(&memory)).then(|| {
             slots.enter(Registration {
                 kind,
                 memory,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ._bundle import Framework
     from ._consume import Reader
-    from ._native import Pending
+    from ._native import Pending, Registered
     from ._payload import StagePayload
 
 
@@ -93,6 +93,14 @@ class StageHandle(Published):
         finally:
             released.cancel()
 
+    async def wait_unread(self, timeout: float | None = None) -> bool:
+        """See `stagewire.diffusion.StageHandle.wait_unread`."""
+        unread = self._mine().unread()
+        try:
+            return await _within(unread, timeout)
+        finally:
+            unread.cancel()
+
 
 class StreamingPublish(Stream[StageHandle]):
     """`stagewire.diffusion.StreamingPublish` for asyncio: ``async with conn.open(payload) as stream``."""
@@ -121,6 +129,7 @@ class DiffusionConnector:
         run_dir: str | os.PathLike[str] | None = None,
         arena_bytes: int | str = "1GiB",
         deadline: float = 30.0,
+        verify: bool = False,
     ) -> None:
         self._blocking = diffusion.DiffusionConnector(
             role,
@@ -131,6 +140,7 @@ class DiffusionConnector:
             run_dir=run_dir,
             arena_bytes=arena_bytes,
             deadline=deadline,
+            verify=verify,
         )
         if self._blocking._store is not None:
             self._blocking.close()
@@ -195,6 +205,10 @@ class DiffusionConnector:
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, framework: Framework | None = None) -> Any:
         """See `stagewire.diffusion.DiffusionConnector.allocate`."""
         return self._blocking.allocate(shape, dtype, framework=framework)
+
+    def register(self, tensor: Any) -> Registered:
+        """See `stagewire.diffusion.DiffusionConnector.register`."""
+        return self._blocking.register(tensor)
 
     async def release(self, handle: Described) -> None:
         """See `stagewire.diffusion.DiffusionConnector.release`."""

@@ -240,3 +240,11 @@ class StageHandle(Published):
             Unsupported: This handle came from another process.
         """
         return self._mine().wait_released(timeout)
+
+    def wait_unread(self, timeout: float | None = None) -> bool:
+        """At the producer: waits until nobody reads the payload's memory any more, so that it may be written again.
+
+        That is later than `wait_released` where consumers keep views of the memory itself. Arguments, result and errors
+        are the same.
+        """
+        return self._mine().wait_unread(timeout)

@@ -294,6 +294,13 @@ class _Publication:
     def released(self) -> _Pending:
         return self._pending
 
+    def wait_unread(self, timeout: float | None = None) -> bool:
+        # Consumers read the store's memory.
+        return self._over.wait(timeout)
+
+    def unread(self) -> _Pending:
+        return self._pending
+
     def close(self) -> None:
         """Nothing: it goes on by itself."""
 

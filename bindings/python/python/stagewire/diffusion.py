@@ -30,12 +30,12 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from . import _config, _rundir
-from ._bundle import Imported, dtype_name, exporter, framework_of
+from ._bundle import Imported, dtype_name, exporter, framework_of, wrap
 from ._consume import Destinations, Reader
 from ._device import Copier, Staging
 from ._handle import Described, StageHandle
 from ._host_store import HostStore
-from ._native import Connector, Handle, Publication, parse_bytes, payload_place
+from ._native import Connector, Handle, Publication, Registered, parse_bytes, payload_place
 from ._payload import ONE, Lease, StagePayload, to_json
 from ._stream import StreamingPublish
 from .errors import Invalid, StagewireError, Unsupported
@@ -98,6 +98,8 @@ class DiffusionConnector:
             place.
         arena_bytes: Most bytes of shared memory, as a number or as ``"512MiB"``.
         deadline: Seconds that a consumer waits for bytes, and that a store may take.
+        verify: Have consumers compare each chunk with a digest that is taken as it is shown, which finds a producer
+            that writes to what it has published. Everything is read twice: for debugging.
 
     Raises:
         Invalid: Role, mode, size or configuration is not allowed.
@@ -115,6 +117,7 @@ class DiffusionConnector:
         run_dir: str | os.PathLike[str] | None = None,
         arena_bytes: int | str = "1GiB",
         deadline: float = 30.0,
+        verify: bool = False,
     ) -> None:
         if transfer_mode not in _MODES:
             raise Invalid(
@@ -125,6 +128,8 @@ class DiffusionConnector:
         self.role = role
         self.transfer_mode: TransferMode = transfer_mode
         self.deadline = deadline
+        self._verify = verify
+        self._registered: list[Registered] = []
         self._lock = threading.Lock()
         self._copies = 0
         self._copied_bytes = 0
@@ -241,6 +246,7 @@ class DiffusionConnector:
             lease,
             (self.transfer_mode, consumer, self.deadline),
             open=open_,
+            verify=self._verify,
             deadline=expires,
         )
         if staging:
@@ -345,8 +351,7 @@ class DiffusionConnector:
         """A tensor in this connector's shared memory: publishing it, or a contiguous part of it, copies nothing.
 
         Its elements are whatever was there before. Its memory is free again when the tensor, its views and every
-        payload over it are gone. Before it is written again, wait until consumers are done: `StageHandle.wait_released`
-        where they read into `dst`; those without `dst` see the memory itself for as long as they keep their views.
+        payload over it are gone. Before it is written again, wait for `StageHandle.wait_unread`.
 
         Args:
             shape: Extents of its dimensions.
@@ -363,6 +368,21 @@ class DiffusionConnector:
             raise Invalid(f"{extents} is no shape: extents are whole numbers from 0", reason="tensor.shape")
         export = exporter(framework or framework_of(dtype), [name])
         return export(self._native.allocate(name, extents))
+
+    def register(self, tensor: Any) -> Registered:
+        """Registers a tensor's memory once: publishing it again and again registers nothing more.
+
+        Tensors of `allocate` are registered already. The connector keeps the memory until `release` of the result, or
+        until it is closed. Before the memory is written again, wait for `StageHandle.wait_unread`.
+
+        Raises:
+            Invalid: It is not contiguous, or has no elements.
+            Unsupported: It is not in host memory, or this connector copies what it publishes.
+        """
+        registered = self._native.register(wrap("tensor", tensor))
+        with self._lock:
+            self._registered.append(registered)
+        return registered
 
     def release(self, handle: Described) -> None:
         """Deletes a payload, consumed or not, wherever it is. Its memory is free when the last reader is done.
@@ -407,6 +427,9 @@ class DiffusionConnector:
         self._copier.close()
         with self._lock:
             under_way, self._under_way = self._under_way, []
+            registered, self._registered = self._registered, []
+        for memory in registered:
+            memory.release()
         until = time.monotonic() + self.deadline
         try:
             for publication in under_way:
