@@ -288,7 +288,11 @@ async fn cycles_leave_nothing() {
     let mut helper = world.second().await;
     let bundle = |round: u64| {
         let bundle = Bundle::one(&[4, 500]).cut(0, 4).seeded(round);
-        if round % 2 == 0 { bundle } else { bundle.borrowed() }
+        if round.is_multiple_of(2) {
+            bundle
+        } else {
+            bundle.borrowed()
+        }
     };
     for round in 0..crate::rounds(10_000) {
         let dice = round.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
