@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 35] = [
+const OTHER: [&str; 42] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -50,15 +50,20 @@ const OTHER: [&str; 35] = [
     "hello.holding",
     "hello.incarnation",
     "hello.stage",
+    "index.journal",
     "input.stage",
     "job.cancel",
     "journal.redb",
+    "keeper.lock",
+    "keeper.secret",
+    "keeper.sock",
     "libnixl.so",
     "memory.current",
     "memory.limit_in_bytes",
     "memory.max",
     "memory.stat",
     "mooncake.engine",
+    "mooncake.store",
     "offer.answer",
     "offer.token",
     "page.css",
@@ -71,6 +76,8 @@ const OTHER: [&str; 35] = [
     "stagewire.toml",
     "stagewire.worker",
     "store.addr",
+    "store.id",
+    "store.lock",
     "timeline.html",
     "token.job",
     "worker.away",
@@ -192,7 +199,7 @@ fn is_key(literal: &str) -> bool {
     let words = |text: &str| text.split('_').all(is_word);
     literal
         .split_once('.')
-        .is_some_and(|(first, rest)| is_word(first) && words(rest))
+        .is_some_and(|(first, rest)| words(first) && words(rest))
 }
 
 fn is_word(text: &str) -> bool {
@@ -363,7 +370,7 @@ def f(reason: str = 'c.default'):  # reason='c.comment'
 
     #[test]
     fn the_form_of_a_key_is_exact() {
-        assert!(is_key("server.run_dir") && is_key("queue.full"));
+        assert!(is_key("server.run_dir") && is_key("queue.full") && is_key("some_store.full"));
         for other in ["server", "a.b.c", "log.1", "A.b", "a._b", "a.b_", ".a", "a.", "a b.c"] {
             assert!(!is_key(other), "{other}");
         }

@@ -113,6 +113,20 @@ pub(crate) fn host_id() -> String {
     format!("{} {}", boot.trim(), namespace.display())
 }
 
+/// Has every descriptor of this process but stdin, stdout and stderr closed when it becomes another program.
+///
+/// # Errors
+/// The system's, such as `ENOSYS` before Linux 5.11.
+pub fn close_on_exec() -> io::Result<()> {
+    // SAFETY: it sets a flag of descriptors, which all stay open.
+    let failed = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if failed == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,19 +165,5 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         child.wait().expect("it ended");
         watch.kill().expect("as good as killed");
-    }
-}
-
-/// Has every descriptor of this process but stdin, stdout and stderr closed when it becomes another program.
-///
-/// # Errors
-/// The system's, such as `ENOSYS` before Linux 5.11.
-pub fn close_on_exec() -> io::Result<()> {
-    // SAFETY: it sets a flag of descriptors, which all stay open.
-    let failed = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    if failed == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
     }
 }

@@ -43,6 +43,7 @@ pub(super) fn pattern(seed: u64, len: u64) -> Vec<u8> {
 /// The store itself, not a test: does what its parent says, line by line.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "run as a child process by the tests that kill stores"]
+#[expect(clippy::print_stdout, reason = "the parent reads it")]
 async fn serve() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let (host, store, _) = open(Path::new(&dir), LIMIT).await.expect("it opens");

@@ -23,6 +23,7 @@ const RESTART: Duration = Duration::from_secs(10);
 /// The process itself, not a test.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "run as a child process by the tests that kill it"]
+#[expect(clippy::print_stdout, reason = "the parent reads it")]
 async fn play() {
     let Some(run_dir) = std::env::var_os(RUN_DIR) else {
         return;
