@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 42] = [
+const OTHER: [&str; 43] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -58,6 +58,7 @@ const OTHER: [&str; 42] = [
     "keeper.secret",
     "keeper.sock",
     "libnixl.so",
+    "libnixl_capi.so",
     "memory.current",
     "memory.limit_in_bytes",
     "memory.max",

@@ -107,15 +107,12 @@ pub(crate) fn parse_lease(py: Python<'_>, text: &str) -> PyResult<(&'static str,
 #[pyfunction]
 pub(crate) fn payload_runs(py: Python<'_>, handle: &Handle, index: u32) -> PyResult<Vec<Run>> {
     let manifest = &handle.inner().manifest;
-    let chunking = match manifest.chunking() {
-        Some(chunking) => chunking,
-        None => {
-            let whole = manifest.tensors().map(|tensor| {
-                let len = tensor.nbytes().0;
-                (0, len, 1, len)
-            });
-            return Ok(whole.collect());
-        }
+    let Some(chunking) = manifest.chunking() else {
+        let whole = manifest.tensors().map(|tensor| {
+            let len = tensor.nbytes().0;
+            (0, len, 1, len)
+        });
+        return Ok(whole.collect());
     };
     let run = |slice: stagewire_core::ChunkSlice| (slice.run.offset, slice.run.width, slice.run.rows, slice.run.pitch);
     let slices = manifest

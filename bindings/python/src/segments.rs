@@ -74,8 +74,7 @@ impl Segments {
         let pulled = wait(py, async {
             let end = Instant::now() + within;
             for (name, source, records, target) in &pulls {
-                let mut connect = ConnectOptions::default();
-                connect.deadline = left(end);
+                let connect = ConnectOptions { deadline: left(end) };
                 let segment = self.mooncake.open(name, connect).await?;
                 let deadline = Some(left(end));
                 segment

@@ -256,7 +256,7 @@ unsafe fn gather(pointer: *const u8, shape: &[u64], strides: &[i64], size: usize
                 steps,
                 size,
                 out,
-            )
+            );
         };
     }
 }

@@ -313,6 +313,7 @@ async fn a_directory_has_one_store_of_one_user() {
     store.close().expect("the keeper ends");
 }
 
+#[expect(clippy::print_stdout, reason = "a measurement is there to be read")]
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a measurement, to be run alone: prints how long it takes to take over 1,000 objects of 1 GiB together"]
 async fn time_to_recover() {
