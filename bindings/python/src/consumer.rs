@@ -65,6 +65,12 @@ async fn fetch(consumer: &mut Option<stagewire_connector::Consumer>) -> Result<F
         .await
 }
 
+async fn close(consumer: Option<stagewire_connector::Consumer>) {
+    if let Some(consumer) = consumer {
+        consumer.close().await;
+    }
+}
+
 /// A reader that was told to stop raises `Cancelled`, whatever the reason's own class.
 fn raise_consume(py: Python<'_>, error: &ConsumeError) -> PyErr {
     match error {
@@ -109,24 +115,28 @@ impl Consumer {
         })
     }
 
-    /// Gives it up. Where something is under way, that ends first.
+    /// Gives it up. Nothing writes into the destinations any more when this returns, unless another thread reads; then
+    /// that ends first.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let runtime = crate::runtime::runtime(py)?;
         match Arc::clone(&self.inner).try_lock_owned() {
             Ok(mut guard) => {
                 let consumer = guard.take();
-                // Tells the holder, from the runtime.
-                py.detach(|| {
-                    let _entered = runtime.enter();
-                    drop(consumer);
-                });
+                drop(guard);
+                wait(py, close(consumer))
             }
             Err(_) => {
                 let inner = Arc::clone(&self.inner);
-                runtime.spawn(async move { drop(inner.lock().await.take()) });
+                crate::runtime::runtime(py)?.spawn(async move { close(inner.lock().await.take()).await });
+                Ok(())
             }
         }
-        Ok(())
+    }
+
+    /// The same, without waiting; what is under way ends first.
+    fn start_close(&self, py: Python<'_>) -> PyResult<Pending> {
+        let inner = Arc::clone(&self.inner);
+        let close = async move { close(inner.lock().await.take()).await };
+        Pending::spawn(py, close, |py, ()| Ok(py.None()))
     }
 }
 

@@ -164,6 +164,25 @@ def test_a_stream_may_be_left_before_the_device_is_done(run_dir: Path, pretended
             conn.fetch(stream.handle, deadline=20)
 
 
+def test_a_chunk_that_is_shown_twice_shows_no_other(run_dir: Path, pretended: type[Cuda]) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        payload = StagePayload(request_id="r", tensor=on_device(torch.arange(4)), num_chunks=2)
+        with conn.open(payload) as stream:
+            stream.ready(0)
+            stream.ready(0)
+            with pytest.raises(errors.Invalid):
+                stream.ready(2)
+            for event in pretended.events:
+                event.reached.set()
+            chunks = conn.consume(stream.handle, framework="torch", deadline=20)
+            assert next(chunks).tolist() == [0, 1]
+            stream.ready(1)
+            for event in pretended.events:
+                event.reached.set()
+            assert next(chunks).tolist() == [2, 3]
+            assert next(chunks, None) is None
+
+
 def test_publish_returns_before_the_device_is_done(run_dir: Path, pretended: type[Cuda]) -> None:
     with DiffusionConnector("p", run_dir=run_dir) as conn:
         handle = conn.publish(StagePayload(request_id="r", tensor=on_device(torch.arange(6.0).reshape(2, 3).T)))

@@ -321,3 +321,50 @@ def test_a_store_that_spills_loses_nothing(run_dir: Path, tmp_path: Path) -> Non
             assert store.usage()[0] <= 1 << 20
         wait_for(lambda: store.live() == [], "every payload was consumed")
     assert not [path for path in (tmp_path / "spill").rglob("*") if path.stat().st_size > 4096], "a file is left"
+
+
+def test_what_was_read_can_leave_the_memory_and_come_back(run_dir: Path, tmp_path: Path) -> None:
+    made = [torch.full((100_000,), float(i)) for i in range(8)]
+    with (
+        HostStore("1MiB", run_dir=run_dir, spill_dir=tmp_path / "spill", spill_bytes="64MiB") as store,
+        DiffusionConnector("p", "store", run_dir=run_dir, deadline=20) as conn,
+    ):
+        handles = []
+        for index, tensor in enumerate(made):
+            handles.append(conn.publish(StagePayload(request_id=str(index), tensor=tensor, lease="pinned")))
+            assert handles[-1].wait(30)
+        for handle in handles * 3:
+            dst = torch.empty(100_000)
+            assert torch.equal(conn.fetch(handle, dst=dst), made[int(handle.request_id)])
+            assert store.usage()[0] <= 1 << 20
+
+
+def test_a_cached_payload_that_was_read_makes_room(run_dir: Path) -> None:
+    with (
+        HostStore("8MiB", run_dir=run_dir),
+        DiffusionConnector("p", "store", run_dir=run_dir, deadline=10) as conn,
+    ):
+        for index in range(3):
+            tensor = torch.full((6 << 20,), index, dtype=torch.uint8)
+            handle = conn.publish(StagePayload(request_id=str(index), tensor=tensor, lease="cached"))
+            assert handle.wait(20)
+            assert torch.equal(conn.fetch(handle, dst=torch.empty_like(tensor)), tensor)
+
+
+def test_nothing_is_written_into_memory_that_was_handed_back(run_dir: Path) -> None:
+    """Chunks are copied ahead, also of a payload that nobody reads on."""
+    dst = torch.empty(8, 1 << 20, dtype=torch.uint8)
+    source = torch.ones_like(dst)
+    with (
+        DiffusionConnector("p", "p2p", run_dir=run_dir) as producer,
+        DiffusionConnector("c", "p2p", run_dir=run_dir) as consumer,
+    ):
+        for _ in range(20):
+            handle = producer.publish(StagePayload(request_id="r", tensor=source, num_chunks=8))
+            chunks = consumer.consume(handle, dst=dst)
+            next(chunks)
+            chunks.close()
+            dst.zero_()
+            producer.release(handle)
+            assert handle.wait_unread(20), "a copy is under way"
+            assert not dst.count_nonzero(), "bytes came late"

@@ -285,6 +285,19 @@ impl Consumer {
         self.next().await.map(drop)
     }
 
+    /// Gives it up. When this returns, no copy writes into the destinations any more, so that whoever lent them may use
+    /// them for something else; after a plain drop, one that is under way still ends.
+    ///
+    /// # Cancel safety
+    /// A dropped future has given it up.
+    pub async fn close(mut self) {
+        let rooms = std::mem::take(&mut self.rooms);
+        drop(self);
+        for room in &rooms {
+            room.idle().await;
+        }
+    }
+
     pub(crate) fn observe(&mut self, observer: Arc<dyn Observer>) {
         self.observer = Some(observer);
     }

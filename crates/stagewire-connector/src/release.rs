@@ -13,7 +13,16 @@ use crate::wire::{Refusal, Reply, Request};
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 pub(crate) async fn release(shared: &Arc<Shared>, handle: &Handle) -> Result<(), ReleaseError> {
-    let mut holders = vec![handle.holder.clone()];
+    release_from(shared, handle, vec![handle.holder.clone()]).await
+}
+
+/// Ends a payload of this process that a store may have taken, whatever became of it here.
+pub(crate) async fn release_from_stores(shared: &Arc<Shared>, handle: &Handle) -> Result<(), ReleaseError> {
+    let stores = shared.stores_of_run_dir().collect();
+    release_from(shared, handle, stores).await
+}
+
+async fn release_from(shared: &Arc<Shared>, handle: &Handle, mut holders: Vec<Peer>) -> Result<(), ReleaseError> {
     let mut asked = 0;
     let mut error = None;
     while let Some(holder) = holders.get(asked).cloned() {

@@ -212,7 +212,10 @@ impl Session {
             }
             Request::Finish { id } => {
                 if self.watches.get(&id).is_none_or(|(watched, _)| watched.finish()) {
-                    self.watches.remove(&id);
+                    // What the payload was brought back for is over: the watch would keep it in memory.
+                    if let Some((_, task)) = self.watches.remove(&id) {
+                        task.abort();
+                    }
                     self.reply(Reply::Finished { id }).await;
                 }
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{
-    ByteCount, Classify, ErrorClass, Failure, Handle, Lease, PayloadId, RegionRef, Token, TransferMode,
+    ByteCount, Capability, Classify, ErrorClass, Failure, Handle, Lease, PayloadId, RegionRef, Token, TransferMode,
 };
 use stagewire_store::{HostStore, NewObject, Object, Reservation, Retention, Store, StoreError};
 use stagewire_transfer::{Target, empty_region};
@@ -95,7 +95,7 @@ impl StoreService {
         let mut draft = match self.store.create(object).await {
             Ok(draft) => draft,
             // The answer to an earlier put was lost.
-            Err(StoreError::Exists { sealed: true, .. }) => return existing(&shared, &handle).await,
+            Err(StoreError::Exists { sealed: true, .. }) => return existing(&shared, &handle, capability).await,
             Err(error) => return Err(error.to_failure()),
         };
 
@@ -153,14 +153,14 @@ impl StoreService {
     }
 }
 
-/// The handle of a payload that is here already.
-async fn existing(shared: &Shared, handle: &Handle) -> Result<Handle, Failure> {
+/// The handle of a payload that is here already, for who may read it.
+async fn existing(shared: &Shared, handle: &Handle, capability: Capability) -> Result<Handle, Failure> {
     let live = shared
         .table()
         .get(handle.payload)
         .ok_or_else(|| conflict(handle.payload))?;
     let mut found = live.handle().clone();
-    if found.mode != TransferMode::Store || found.manifest != handle.manifest {
+    if found.mode != TransferMode::Store || found.manifest != handle.manifest || found.capability != capability {
         return Err(conflict(handle.payload));
     }
     if let Some(brought) = live.bring().await? {

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub use fill::Filling;
 use ledger::Ledger;
@@ -17,6 +18,9 @@ use stagewire_core::Device;
 use crate::budget::Spent;
 use crate::buffer::Buffer;
 use crate::{Extent, ExtentMut, TargetError};
+
+/// Pause between two looks whether a target is idle.
+const IDLE_PAUSE: Duration = Duration::from_micros(200);
 
 /// Destination memory for pulls; copies in flight keep it alive.
 ///
@@ -153,6 +157,17 @@ impl Target {
     /// Whether no copy writes into it.
     pub fn is_idle(&self) -> bool {
         self.inner.ledger().is_idle()
+    }
+
+    /// Returns once it is idle.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn idle(&self) {
+        // Copies end on threads that nobody waits for, within milliseconds.
+        while !self.is_idle() {
+            tokio::time::sleep(IDLE_PAUSE).await;
+        }
     }
 
     /// Forgets what was pulled, so that all of it can be pulled again.

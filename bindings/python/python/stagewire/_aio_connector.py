@@ -200,7 +200,7 @@ class DiffusionConnector:
         try:
             return reader.all(await result(reader.consumer.start_fetch()))
         finally:
-            reader.consumer.close()
+            await result(reader.consumer.start_close())
 
     def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, framework: Framework | None = None) -> Any:
         """See `stagewire.diffusion.DiffusionConnector.allocate`."""
@@ -240,4 +240,4 @@ async def _chunks(reader: Reader, on_chunk: Callable[[int, Any], object] | None)
             yield reader.chunk(index, tensors, on_chunk)
             index += 1
     finally:
-        reader.consumer.close()
+        await result(reader.consumer.start_close())

@@ -57,23 +57,25 @@ class Staging:
         self._allocate = allocate
         # Which tensor of the payload it is, where it is, and where it goes.
         self._tensors: list[tuple[int, Any, Any]] = []
+        self._is_used = False
         self._chunks = 0
-        self._asked = 0
+        self._asked: set[int] = set()
         self._shown = 0
 
     @property
     def is_complete(self) -> bool:
         """Whether every chunk was said to be ready, so that each of them is shown in its time."""
-        return 0 < self._chunks <= self._asked
+        return 0 < self._chunks <= len(self._asked)
 
     def take(self, ordinal: int, source: Any) -> Any:
         """The place in shared memory of the payload's tensor `ordinal`."""
         host = self._allocate(tuple(source.shape), source.dtype)
         self._tensors.append((ordinal, source, host))
+        self._is_used = True
         return host
 
     def __bool__(self) -> bool:
-        return bool(self._tensors)
+        return self._is_used
 
     def begin(self, chunks: int) -> None:
         """What was taken belongs to a payload of so many chunks, which is published by now."""
@@ -83,7 +85,11 @@ class Staging:
 
     def ready(self, publication: Publication, index: int) -> None:
         """Shows chunk `index` once the current streams have come so far, and its bytes are copied."""
-        self._asked += 1
+        if index >= self._chunks:
+            publication.ready(index)  # which says how many there are
+        if index in self._asked:
+            return
+        self._asked.add(index)
         events = {}
         for _, source, _ in self._tensors:
             if source.device not in events:

@@ -66,6 +66,13 @@ impl Room {
         }
     }
 
+    /// Returns once nothing is copied into it.
+    pub(super) async fn idle(&self) {
+        if let Some(target) = self.target.get() {
+            target.idle().await;
+        }
+    }
+
     fn target(&self, len: u64) -> Result<Arc<Target>, TargetError> {
         if let Some(target) = self.target.get() {
             return Ok(Arc::clone(target));

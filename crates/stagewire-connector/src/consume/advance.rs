@@ -116,6 +116,8 @@ impl Consumer {
             Err(error) if error.is_of_an_old_place() && self.is_stored() => {
                 // It may have moved within the store since that was last heard of: the holder knows.
                 self.watching = None;
+                // What was heard before is not what is asked for.
+                (self.state.readable, self.state.regions) = (0, None);
                 self.wait_readable().await?;
                 self.open_access().await
             }

@@ -115,7 +115,7 @@ impl Settling {
         let (shared, handle) = (Arc::clone(shared), live.handle().clone());
         let runtime = shared.runtime().clone();
         runtime.spawn(async move {
-            if let Err(error) = release::release(&shared, &handle).await {
+            if let Err(error) = release::release_from_stores(&shared, &handle).await {
                 tracing::warn!(%error, "a store may keep a payload that was cancelled");
             }
         });
@@ -136,12 +136,17 @@ impl Settling {
     /// Keeps room in the store, and moves the payload there when its consumer ends before it does.
     async fn guard(&self, shared: &Arc<Shared>, live: &Arc<Live>, consumer: &Peer, wait: Duration) {
         let reserved = match shared.store() {
-            Some(_) => match put::reserve(shared, live, wait).await {
-                Ok(reserved) => Some(reserved),
-                Err(error) => {
-                    self.settle(Err(Arc::new(error)));
-                    None
-                }
+            Some(_) => tokio::select! {
+                reserved = put::reserve(shared, live, wait) => match reserved {
+                    Ok(reserved) => Some(reserved),
+                    Err(error) => {
+                        self.settle(Err(Arc::new(error)));
+                        None
+                    }
+                },
+                // Nobody needs the room any more, or needs it now.
+                () = ended(live) => None,
+                () = lost(shared, consumer) => None,
             },
             None => None,
         };
@@ -213,7 +218,7 @@ async fn move_to_store(
         let payload = live.handle().payload;
         if !shared.table().has(live) {
             return match shared.table().gone(payload) {
-                Some(Gone::Consumed) => Ok(live.handle().clone()),
+                Some(Gone::Consumed | Gone::Moved(_)) => Ok(live.handle().clone()),
                 _ => Err(error),
             };
         }

@@ -188,7 +188,7 @@ async fn without_a_token_no_other_host_is_served() {
     let error = consume().expect("a consumer").next().await.expect_err("it is dead");
     assert!(
         matches!(&error, ConsumeError::PeerLost { how, .. } if how.contains("set where it binds")),
-        "{error}"
+        "{error:?}"
     );
 }
 

@@ -291,10 +291,12 @@ impl Index {
         moving
     }
 
-    /// Whether this very object is still here, and in memory until all of it is in a file.
-    pub(super) fn is_writing(&mut self, about: &Arc<About>) -> bool {
-        self.entry(about)
-            .is_some_and(|entry| matches!(entry.place, Place::Writing(_)))
+    /// This very object, where it is still here, and in memory until all of it is in a file.
+    pub(super) fn writing(&mut self, about: &Arc<About>) -> Option<&Arc<HostObject>> {
+        match &self.entry(about)?.place {
+            Place::Writing(object) => Some(object),
+            _ => None,
+        }
     }
 
     /// Notes that an object is in a file now, or could not be written there. Gives it back where it leaves the memory.

@@ -141,8 +141,11 @@ impl Inner {
         let entered = {
             // Under the lock: an object that was taken away meanwhile does not come back.
             let mut index = self.lock();
-            if !index.is_writing(about) {
-                return true;
+            match index.writing(about) {
+                None => return true,
+                // Whoever got it while it was written reads it in memory.
+                Some(object) if object.is_read_beside(0) => return false,
+                Some(_) => {}
             }
             durable.journal.append(Record::Moved(about.payload, file.place()))
         };

@@ -156,7 +156,10 @@ impl Lanes {
         let &Self { peer, address, .. } = self;
         let gone = |how: String| ConnectError::Gone { peer, how };
         let socket = TcpStream::connect(address).await.map_err(|error| match error.kind() {
-            io::ErrorKind::ConnectionRefused => gone(format!("nobody listens at {address} ({error})")),
+            // Reset where it died while this process connected.
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
+                gone(format!("nobody listens at {address} ({error})"))
+            }
             _ => ConnectError::Io {
                 peer,
                 what: "connect",
