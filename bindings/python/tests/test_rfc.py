@@ -361,9 +361,8 @@ def test_nothing_is_written_into_memory_that_was_handed_back(run_dir: Path) -> N
     ):
         for _ in range(20):
             handle = producer.publish(StagePayload(request_id="r", tensor=source, num_chunks=8))
-            chunks = consumer.consume(handle, dst=dst)
-            next(chunks)
-            chunks.close()
+            for _ in consumer.consume(handle, dst=dst):
+                break
             dst.zero_()
             producer.release(handle)
             assert handle.wait_unread(20), "a copy is under way"
