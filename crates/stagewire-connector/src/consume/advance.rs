@@ -11,7 +11,7 @@ use super::flight::{Batch, Flight, Pulling};
 use super::{Chunk, ChunkView, ConsumeError, Consumer, Place};
 use crate::digest;
 use crate::link::{Heard, Watching};
-use crate::wire::{End, Refusal};
+use crate::wire::{End, Refusal, State};
 
 /// How long a holder may take to acknowledge that the consumer is done.
 const FINISH_WITHIN: Duration = Duration::from_secs(1);
@@ -117,7 +117,7 @@ impl Consumer {
                 // It may have moved within the store since that was last heard of: the holder knows.
                 self.watching = None;
                 // What was heard before is not what is asked for.
-                (self.state.readable, self.state.regions) = (0, None);
+                self.state = State::default();
                 self.wait_readable().await?;
                 self.open_access().await
             }
