@@ -73,7 +73,7 @@ def test_the_lender_is_killed(store: MooncakeStore, lender: Child) -> None:
     assert reason(lambda: store.put([pattern(3 * MIB, 1)], deadline=1.0)) in LOST | {"credit.store_bytes"}
     assert time.monotonic() - begun < 2
     # Once the master knows, it says so.
-    until("the master knows", lambda: reason(lambda: store.read(placed, zeros(placed))) == "payload.gone", within=30)
+    until("the master knows", lambda: reason(lambda: store.read(placed, zeros(placed))) == "payload.gone", within=60)
 
 
 def test_the_master_is_killed_and_comes_back(store: MooncakeStore, master: Master) -> None:

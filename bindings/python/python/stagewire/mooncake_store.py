@@ -30,6 +30,7 @@ Needs one of Mooncake's wheels, such as ``mooncake-transfer-engine``; it is impo
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import time
 import uuid
@@ -42,7 +43,7 @@ from ._mooncake_reads import Reads
 from ._mooncake_staging import Staging
 from ._mooncake_writes import Writes
 from ._native import Tensor, parse_bytes
-from .errors import Conflict, Exhausted, Invalid
+from .errors import Conflict, Exhausted, Invalid, StagewireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,6 +52,8 @@ __all__ = ["Claim", "Draft", "MooncakeStore", "Placed"]
 
 _PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
+# Seconds that giving a claim back may take.
+_RELEASE = 1.0
 
 
 class MooncakeStore:
@@ -365,10 +368,12 @@ class Claim:
         self._released = False
 
     def release(self) -> None:
-        """Lets others have it. Calling it again does nothing."""
+        """Lets others have it, this process among them. Calling it again does nothing."""
         released, self._released = self._released, True
         if not released:
-            self._client.later(self._revoke)
+            # Where the master does not answer in time, the claim ends later, by itself at the latest.
+            with contextlib.suppress(StagewireError):
+                self._client.call("giving a claim back", time.monotonic() + _RELEASE, self._revoke)
 
     def _revoke(self, store: Any) -> None:
         # Where nothing was claimed, or somebody else has it by now, nothing happens.
