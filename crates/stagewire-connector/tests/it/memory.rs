@@ -285,7 +285,7 @@ async fn read(connector: &Arc<Connector>, bundle: &Bundle, handle: stagewire_cor
 async fn cycles_leave_nothing() {
     let world = World::new().await;
     let mut producer = world.second().await;
-    let mut helper = world.second().await;
+    let mut reader = world.second().await;
     let bundle = |round: u64| {
         let bundle = Bundle::one(&[4, 500]).cut(0, 4).seeded(round);
         if round.is_multiple_of(2) {
@@ -313,8 +313,8 @@ async fn cycles_leave_nothing() {
             0 if dice % 11 == 0 => {
                 let chunks = (ready.min(3)) as u32;
                 let handle = handle.to_bytes();
-                helper.done(Ask::Consume { handle, chunks }).await;
-                std::mem::replace(&mut helper, world.second().await).kill().await;
+                reader.done(Ask::Consume { handle, chunks }).await;
+                std::mem::replace(&mut reader, world.second().await).kill().await;
                 producer.done(Ask::Release { payload }).await;
             }
             // The producer dies.
@@ -356,6 +356,6 @@ async fn cycles_leave_nothing() {
         }
     }
     producer.all_gone().await;
-    helper.all_gone().await;
+    reader.all_gone().await;
     all_gone(&world.connector).await;
 }
