@@ -2,13 +2,13 @@
 #![expect(unsafe_code, reason = "shows memory of the arena to Python")]
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use stagewire_connector::{Carrier, ConnectorOptions, ConsumeOptions, Mode, PublishSpec};
-use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, Peer, StageName, TensorSpec};
+use stagewire_connector::{Carrier, ConnectorOptions, ConsumeOptions, Mode, ModeReason, PublishSpec};
+use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, Peer, StageName, TensorSpec, TransferMode};
 use stagewire_transfer::{NetworkOptions, Secret};
 
 use crate::arena::Allocations;
@@ -161,6 +161,7 @@ impl Connector {
         let published = published.map_err(|error| raise_from(py, &error))?;
         Ok(Publication {
             handle: published.handle().clone(),
+            last_way: OnceLock::new(),
             inner: Mutex::new(Some(Arc::new(published))),
         })
     }
@@ -241,6 +242,7 @@ pub(crate) fn stats<'py>(py: Python<'py>, connector: &stagewire_connector::Conne
         ("expired", stats.expired),
         ("failed", stats.failed),
         ("claims_refused", stats.claims_refused),
+        ("unreserved", stats.unreserved),
         ("consumers", stats.consumers),
         ("links", stats.links),
         ("staged_bytes", stats.staged_bytes),
@@ -314,8 +316,14 @@ impl Registered {
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct Publication {
     handle: stagewire_core::Handle,
+    /// Which way it went, once it is closed.
+    last_way: OnceLock<(TransferMode, ModeReason)>,
     /// Taken when it is closed.
     inner: Mutex<Option<Arc<stagewire_connector::Publication>>>,
+}
+
+fn way(publication: &stagewire_connector::Publication) -> (TransferMode, ModeReason) {
+    (publication.mode(), publication.mode_reason())
 }
 
 impl Publication {
@@ -336,7 +344,8 @@ impl Publication {
 impl Publication {
     #[getter]
     fn handle(&self) -> Handle {
-        Handle::new(self.handle.clone())
+        let now = self.lock().as_ref().map(|publication| publication.handle().clone());
+        Handle::new(now.unwrap_or_else(|| self.handle.clone()))
     }
 
     fn ready(&self, py: Python<'_>, index: u32) -> PyResult<()> {
@@ -351,11 +360,13 @@ impl Publication {
         Ok(())
     }
 
-    /// `p2p` or `store`, and why.
+    /// `p2p` or `store`, and why: what is true now, for it may have fallen back to the store.
     #[getter]
-    fn mode(&self, py: Python<'_>) -> PyResult<(String, &'static str)> {
-        let publication = self.get(py)?;
-        Ok((publication.mode().to_string(), publication.mode_reason().name()))
+    fn mode(&self) -> (String, &'static str) {
+        let now = self.lock().as_ref().map(|publication| way(publication));
+        let last = || self.last_way.get().copied().expect("set as it was closed");
+        let (mode, reason) = now.unwrap_or_else(last);
+        (mode.to_string(), reason.name())
     }
 
     /// Whether the payload is where its mode says, or will never be.
@@ -440,7 +451,12 @@ impl Publication {
 
     /// Ends the producer's interest; fails the payload where chunks are missing.
     fn close(&self) {
-        let publication = self.lock().take();
+        let mut inner = self.lock();
+        if let Some(publication) = &*inner {
+            self.last_way.get_or_init(|| way(publication));
+        }
+        let publication = inner.take();
+        drop(inner);
         drop(publication);
     }
 }

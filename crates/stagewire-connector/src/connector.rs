@@ -27,7 +27,7 @@ use crate::serve::{self, Holder};
 use crate::wire::Me;
 use crate::{
     ConsumeError, ConsumeOptions, Consumer, Mode, ModeReason, Owner, Publication, PublishError, PublishSpec, PutError,
-    ReleaseError, StartError,
+    PutPlace, ReleaseError, StartError,
 };
 
 /// Publishes payloads of this process and consumes those of others.
@@ -266,8 +266,10 @@ impl Connector {
     /// # Cancel safety
     /// The store may have taken the payload though the future was dropped; a repeated call then finds it there.
     pub async fn store(&self, handle: &Handle, token: Option<Token>, wait: Duration) -> Result<Handle, PutError> {
-        let payload = handle.payload;
-        let live = self.shared.table().get(payload).ok_or(PutError::NotHeld { payload })?;
+        let live = self.shared.table().get(handle.payload);
+        let live = live.ok_or_else(|| PutError::NotHeld {
+            at: PutPlace::new(handle, None),
+        })?;
         let put = Put {
             token,
             wait,
@@ -323,6 +325,7 @@ impl Connector {
             claims_refused: table.claims_refused.load(Ordering::Relaxed),
             consumers: shared.consumers.load(Ordering::Relaxed),
             modes: shared.modes.counts(),
+            unreserved: shared.modes.unreserved(),
             links: shared.links.open(),
             staged_bytes: shared.staged.load(Ordering::Relaxed),
             host: shared.host.stats(),

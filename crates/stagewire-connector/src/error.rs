@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Lease, PayloadId};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Handle, Lease, PayloadId, Peer, StageName};
 use stagewire_transfer::{ArenaError, CmaUnavailable, MooncakeError, NixlUnavailable, RegisterError};
 
 use crate::LinkError;
@@ -133,29 +134,83 @@ impl Classify for PublishError {
     }
 }
 
+/// Which payload was to go to which store: what every error of that says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PutPlace {
+    /// The request.
+    pub request: String,
+    /// Stage that produced the payload.
+    pub stage: StageName,
+    /// The payload.
+    pub payload: PayloadId,
+    /// Process of the store, where one was asked.
+    pub store: Option<u32>,
+}
+
+impl PutPlace {
+    pub(crate) fn new(handle: &Handle, store: Option<&Peer>) -> Box<Self> {
+        Box::new(Self {
+            request: handle.request.clone(),
+            stage: handle.stage.clone(),
+            payload: handle.payload,
+            store: store.map(|store| store.process.pid),
+        })
+    }
+}
+
+impl fmt::Display for PutPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            request,
+            stage,
+            payload,
+            store,
+        } = self;
+        write!(f, "request {request:?}, stage {stage}, payload {payload}")?;
+        match store {
+            Some(pid) => write!(f, ", store at process {pid}"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Why a payload did not get into the store. The payload is where it was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
 pub enum PutError {
-    #[error(
-        "payload {payload} cannot go to a store: this connector knows none; start one, and tell the connector where it is"
-    )]
-    NoStore { payload: PayloadId },
-    #[error("payload {payload} was given up before it was in the store")]
-    Cancelled { payload: PayloadId },
-    #[error("this process does not hold payload {payload}")]
-    NotHeld { payload: PayloadId },
-    #[error("payload {payload}: the store cannot be talked to")]
-    Link { payload: PayloadId, source: LinkError },
-    #[error("payload {payload}: the store went away before it had answered; ask again once a store runs")]
-    StoreLost { payload: PayloadId },
-    #[error("payload {payload}: the store did not answer within {waited:?}; raise the deadline, or look at the store")]
-    Deadline { payload: PayloadId, waited: Duration },
-    #[error("payload {payload}: the store refused it: {failure}")]
-    Refused { payload: PayloadId, failure: Failure },
-    #[error("payload {payload}: the process that should keep a store answers {answer}")]
-    Protocol { payload: PayloadId, answer: &'static str },
+    #[error("{at}: it cannot go to a store: this connector knows none; start one, and tell the connector where it is")]
+    NoStore { at: Box<PutPlace> },
+    #[error("{at}: it was given up before it was in the store")]
+    Cancelled { at: Box<PutPlace> },
+    #[error("{at}: this process does not hold it")]
+    NotHeld { at: Box<PutPlace> },
+    #[error("{at}: the store cannot be talked to")]
+    Link { at: Box<PutPlace>, source: LinkError },
+    #[error("{at}: the store went away before it had answered; ask again once a store runs")]
+    StoreLost { at: Box<PutPlace> },
+    #[error("{at}: the store did not answer within {waited:?}; raise the deadline, or look at the store")]
+    Deadline { at: Box<PutPlace>, waited: Duration },
+    #[error("{at}: the store refused it: {failure}")]
+    Refused { at: Box<PutPlace>, failure: Failure },
+    #[error("{at}: the process that should keep a store answers {answer}")]
+    Protocol { at: Box<PutPlace>, answer: &'static str },
+}
+
+impl PutError {
+    /// Which payload was to go where.
+    pub const fn place(&self) -> &PutPlace {
+        match self {
+            Self::NoStore { at }
+            | Self::Cancelled { at }
+            | Self::NotHeld { at }
+            | Self::Link { at, .. }
+            | Self::StoreLost { at }
+            | Self::Deadline { at, .. }
+            | Self::Refused { at, .. }
+            | Self::Protocol { at, .. } => at,
+        }
+    }
 }
 
 impl Classify for PutError {
@@ -186,10 +241,24 @@ impl Classify for PutError {
     }
 
     fn details(&self) -> BTreeMap<String, String> {
-        match self {
+        let mut details = match self {
             Self::Refused { failure, .. } => failure.details.clone(),
             _ => BTreeMap::new(),
-        }
+        };
+        let at = self.place();
+        let named = [
+            ("request", at.request.clone()),
+            ("stage", at.stage.to_string()),
+            ("payload", at.payload.to_string()),
+        ];
+        let pid = at.store.map(|pid| ("store_pid", pid.to_string()));
+        details.extend(
+            named
+                .into_iter()
+                .chain(pid)
+                .map(|(name, value)| (name.to_owned(), value)),
+        );
+        details
     }
 
     fn to_failure(&self) -> Failure {
@@ -269,19 +338,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_of_puts_say_what_to_do() {
-        let payload = PayloadId(Uuid::from_u128(1));
+    fn messages_of_puts_say_where_and_what_to_do() {
+        let at = |store| {
+            Box::new(PutPlace {
+                request: "r 7".to_owned(),
+                stage: StageName::new("denoise").expect("a name"),
+                payload: PayloadId(Uuid::from_u128(1)),
+                store,
+            })
+        };
         let waited = Duration::from_secs(1);
         for (error, what) in [
-            (PutError::NoStore { payload }, "start one"),
-            (PutError::StoreLost { payload }, "ask again"),
-            (PutError::Deadline { payload, waited }, "raise the deadline"),
+            (PutError::NoStore { at: at(None) }, "start one"),
+            (PutError::StoreLost { at: at(Some(42)) }, "ask again"),
+            (
+                PutError::Deadline {
+                    at: at(Some(42)),
+                    waited,
+                },
+                "raise the deadline",
+            ),
         ] {
             let message = error.to_string();
-            assert!(
-                message.contains(what) && message.contains(&payload.to_string()),
+            for part in [what, "\"r 7\"", "denoise", &error.place().payload.to_string()] {
+                assert!(message.contains(part), "{part:?} is not in {message:?}");
+            }
+            assert_eq!(
+                message.contains("process 42"),
+                error.place().store.is_some(),
                 "{message}"
             );
+            assert_eq!(error.details()["request"], "r 7");
         }
     }
 }

@@ -53,6 +53,7 @@
 //! # }
 //! ```
 
+mod alive;
 mod carriers;
 mod connector;
 mod consume;
@@ -78,7 +79,7 @@ pub mod worker;
 pub use carriers::{Carrier, UnknownCarrier};
 pub use connector::{Connector, ConnectorOptions, ConnectorStats};
 pub use consume::{Chunk, ChunkView, ConsumeError, ConsumeOptions, Consumer, Fetched, OnChunk, Place, ViewMemory};
-pub use error::{PublishError, PutError, ReleaseError, StartError};
+pub use error::{PublishError, PutError, PutPlace, ReleaseError, StartError};
 pub use link::LinkError;
 pub use mode::{Mode, ModeCount, ModeError, ModeReason};
 pub use owner::Owner;

@@ -79,14 +79,16 @@ impl Links {
         }
     }
 
+    /// Whether there is a connection to this incarnation.
+    pub(crate) fn has(&self, incarnation: Incarnation) -> bool {
+        let slot = lock(&self.slots).get(&incarnation).cloned();
+        slot.is_some_and(|slot| is_open(&slot))
+    }
+
     /// Number of connections that are up.
     pub(crate) fn open(&self) -> u64 {
         let slots = lock(&self.slots);
-        let open = |slot: &&Arc<Slot>| {
-            slot.try_lock()
-                .is_ok_and(|link| link.as_ref().is_some_and(|link| link.is_open()))
-        };
-        slots.values().filter(open).count() as u64
+        slots.values().filter(|slot| is_open(slot)).count() as u64
     }
 
     /// Forgets the holders that are gone, so that a long life among short-lived peers does not add up.
@@ -98,6 +100,12 @@ impl Links {
                     .map_or(true, |link| link.as_ref().is_some_and(|link| link.is_open()))
         });
     }
+}
+
+/// Whether a connection is up, and not being made.
+fn is_open(slot: &Slot) -> bool {
+    slot.try_lock()
+        .is_ok_and(|link| link.as_ref().is_some_and(|link| link.is_open()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

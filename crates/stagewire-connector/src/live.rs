@@ -1,60 +1,28 @@
 //! The payloads that this process holds for others.
 
+mod claim;
+mod keep;
 mod tombstones;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, PayloadPhase, Peer, RegionRef};
-use stagewire_store::Object;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use claim::Mover;
+pub(crate) use claim::{Barred, Claim, Move};
+pub(crate) use keep::{Brought, Keep};
 pub(crate) use tombstones::Gone;
 use tombstones::Tombstones;
 
 use crate::Owner;
 use crate::wire::{End, Refusal, State};
-
-/// Whatever must live as long as the payload can be read: regions, staging memory, an object of a store.
-#[async_trait]
-pub(crate) trait Keep: fmt::Debug + Send + Sync {
-    /// Chunk `index` is complete: the last chance to move its bytes to where consumers read them.
-    fn complete(&self, _index: u32) {}
-
-    /// Digest of chunk `index` as the producer has it, where consumers are to compare it with what they read.
-    fn digest(&self, _index: u32) -> Option<u64> {
-        None
-    }
-
-    /// Resolves when nobody reads any of it.
-    fn unread(&self) -> BoxFuture<'static, ()> {
-        std::future::ready(()).boxed()
-    }
-
-    /// Every chunk is complete: no byte changes any more.
-    fn sealed(&self) {}
-
-    /// Brings the bytes to where consumers read them, if they are somewhere else.
-    async fn bring(&self) -> Result<Option<Brought>, Failure> {
-        Ok(None)
-    }
-}
-
-/// Bytes that stay where they are as long as this lives.
-#[derive(Debug)]
-pub(crate) struct Brought {
-    /// Where that is, one region for each tensor.
-    pub(crate) regions: Vec<RegionRef>,
-    /// What keeps them there.
-    pub(crate) _object: Arc<dyn Object>,
-}
 
 /// One payload that this process holds.
 #[derive(Debug)]
@@ -76,16 +44,16 @@ pub(crate) struct Live {
 impl Live {
     pub(crate) fn new(handle: Handle, owner: Owner, keep: Arc<dyn Keep>) -> Self {
         let life = PayloadLife::new(handle.manifest.chunks());
-        let (readable, end) = state_of(&life);
+        let mut state = State {
+            stored: keep.is_stored(),
+            ..State::default()
+        };
+        show(&life, &mut state);
         Self {
             handle,
             owner,
             expires: OnceLock::new(),
-            state: watch::Sender::new(State {
-                readable,
-                end,
-                ..State::default()
-            }),
+            state: watch::Sender::new(state),
             unread: keep.unread().shared(),
             life: Mutex::new(life),
             keep: Mutex::new(Some(keep)),
@@ -207,10 +175,7 @@ impl Live {
     /// Lets `store` pull the payload with `right`, to keep it from then on.
     pub(crate) fn begin_move(self: &Arc<Self>, right: Capability, store: Arc<Peer>) -> Move {
         self.moves.send_modify(|moves| moves.push((right, store)));
-        Move {
-            live: Arc::clone(self),
-            right,
-        }
+        Move::new(Arc::clone(self), right)
     }
 
     /// Waits until nobody moves the payload any more.
@@ -229,13 +194,17 @@ impl Live {
     fn advance<T>(&self, change: impl FnOnce(&mut PayloadLife) -> T) -> T {
         let mut life = lock(&self.life);
         let result = change(&mut life);
-        let (readable, end) = state_of(&life);
-        self.state.send_if_modified(|state| {
-            let changed = (state.readable, &state.end) != (readable, &end);
-            (state.readable, state.end) = (readable, end);
-            changed
-        });
+        self.state.send_if_modified(|state| show(&life, state));
         result
+    }
+
+    /// Lets nobody read it who does not yet. Called before the end is shown: who is told of that may ask at once whether
+    /// somebody reads.
+    fn close(&self) {
+        let keep = lock(&self.keep).clone();
+        if let Some(keep) = keep {
+            keep.close();
+        }
     }
 
     /// Gives up the memory; it goes when the last pin ends.
@@ -245,15 +214,22 @@ impl Live {
     }
 }
 
-/// How many chunks may be read, and whether no more come.
-fn state_of(life: &PayloadLife) -> (u32, Option<End>) {
+/// Says in `state` which chunks may be read and whether no more come. Returns whether that is news.
+fn show(life: &PayloadLife, state: &mut State) -> bool {
     let end = match life.phase() {
         PayloadPhase::Open => None,
         PayloadPhase::Sealed => Some(End::Sealed),
         PayloadPhase::Failed(failure) => Some(End::Failed(failure.clone())),
         PayloadPhase::Released => Some(End::Released),
     };
-    (life.readable(), end)
+    let changed =
+        state.readable != life.readable() || state.end != end || !life.early().eq(state.early.iter().copied());
+    if changed {
+        state.readable = life.readable();
+        state.early = life.early().collect();
+        state.end = end;
+    }
+    changed
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -331,7 +307,11 @@ impl Table {
         let (moving, mover) = {
             let moves = live.moves.borrow();
             let mover = moves.iter().find(|(right, _)| *right == capability);
-            (!moves.is_empty(), mover.map(|(_, store)| Arc::clone(store)))
+            let mover = mover.map(|(right, store)| Mover {
+                right: *right,
+                store: Arc::clone(store),
+            });
+            (!moves.is_empty(), mover)
         };
         if mover.is_none() {
             if live.handle.capability != capability {
@@ -345,11 +325,7 @@ impl Table {
             self.claims_refused.fetch_add(1, Ordering::Relaxed);
             return Err(Refusal::Claimed.into());
         }
-        Ok(Claim {
-            table: Arc::clone(self),
-            live,
-            mover,
-        })
+        Ok(Claim::new(Arc::clone(self), live, mover))
     }
 
     /// Ends a payload for who presents its capability.
@@ -371,6 +347,9 @@ impl Table {
     pub(crate) fn fail(&self, live: &Live, failure: Failure) {
         let failed = live.advance(|life| {
             let open = *life.phase() == PayloadPhase::Open;
+            if open {
+                live.close();
+            }
             life.fail(failure.clone());
             open
         });
@@ -415,73 +394,10 @@ impl Table {
         inner.gone.insert(payload, why);
         drop(inner);
         counter.fetch_add(1, Ordering::Relaxed);
+        live.close();
         live.advance(PayloadLife::release);
         live.forget();
         true
-    }
-}
-
-/// Why a consumer is not let in.
-#[derive(Debug)]
-pub(crate) enum Barred {
-    Refused(Refusal),
-    /// Not before it is known whether the payload stays here.
-    Moving(Arc<Live>),
-}
-
-impl From<Refusal> for Barred {
-    fn from(refusal: Refusal) -> Self {
-        Self::Refused(refusal)
-    }
-}
-
-/// Lets a store pull a payload, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Move {
-    live: Arc<Live>,
-    right: Capability,
-}
-
-impl Drop for Move {
-    fn drop(&mut self) {
-        self.live
-            .moves
-            .send_modify(|moves| moves.retain(|(right, _)| *right != self.right));
-    }
-}
-
-/// A consumer's right to one payload, given back on drop.
-#[derive(Debug)]
-pub(crate) struct Claim {
-    table: Arc<Table>,
-    live: Arc<Live>,
-    /// The store that this consumer is.
-    mover: Option<Arc<Peer>>,
-}
-
-impl Claim {
-    pub(crate) const fn live(&self) -> &Arc<Live> {
-        &self.live
-    }
-
-    /// The consumer has everything: a payload that is deleted on consume is, and one that a store has is there from now on.
-    pub(crate) fn finish(self) {
-        if let Some(store) = &self.mover {
-            // An orchestrator's payload stays until the store has answered: one that dies before is asked again.
-            if self.live.owner != Owner::Orchestrator {
-                self.table.release_this(&self.live, Gone::Moved(Arc::clone(store)));
-            }
-        } else if self.live.owner.is_exclusive() {
-            self.table.release_this(&self.live, Gone::Consumed);
-        }
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if self.live.owner.is_exclusive() {
-            self.live.claimed.send_replace(false);
-        }
     }
 }
 

@@ -115,11 +115,33 @@ const WAYS: [TransferMode; 2] = [TransferMode::P2p, TransferMode::Store];
 
 /// Counts payloads by way and reason.
 #[derive(Debug, Default)]
-pub(crate) struct ModeCounters([[AtomicU64; ModeReason::ALL.len()]; WAYS.len()]);
+pub(crate) struct ModeCounters {
+    counts: [[AtomicU64; ModeReason::ALL.len()]; WAYS.len()],
+    unreserved: AtomicU64,
+}
 
 impl ModeCounters {
+    fn of(&self, (mode, reason): (TransferMode, ModeReason)) -> &AtomicU64 {
+        &self.counts[mode as usize][reason as usize]
+    }
+
     pub(crate) fn add(&self, mode: TransferMode, reason: ModeReason) {
-        self.0[mode as usize][reason as usize].fetch_add(1, Ordering::Relaxed);
+        self.of((mode, reason)).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A payload goes another way than before.
+    pub(crate) fn change(&self, from: (TransferMode, ModeReason), to: (TransferMode, ModeReason)) {
+        self.of(from).fetch_sub(1, Ordering::Relaxed);
+        self.of(to).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A payload that is to be able to fall back has no room to fall into.
+    pub(crate) fn add_unreserved(&self) {
+        self.unreserved.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn unreserved(&self) -> u64 {
+        self.unreserved.load(Ordering::Relaxed)
     }
 
     /// Those that are not 0.
@@ -130,7 +152,7 @@ impl ModeCounters {
         let counts = all.map(|(mode, reason)| ModeCount {
             mode,
             reason,
-            count: self.0[mode as usize][reason as usize].load(Ordering::Relaxed),
+            count: self.of((mode, reason)).load(Ordering::Relaxed),
         });
         counts.filter(|count| count.count > 0).collect()
     }
@@ -228,7 +250,9 @@ mod tests {
     fn payloads_are_counted_by_way_and_reason() {
         let counters = ModeCounters::default();
         counters.add(TransferMode::Store, ModeReason::ConsumerLost);
-        counters.add(TransferMode::Store, ModeReason::ConsumerLost);
+        let direct = (TransferMode::P2p, ModeReason::ConsumerAlive);
+        counters.add(direct.0, direct.1);
+        counters.change(direct, (TransferMode::Store, ModeReason::ConsumerLost));
         let expected = ModeCount {
             mode: TransferMode::Store,
             reason: ModeReason::ConsumerLost,

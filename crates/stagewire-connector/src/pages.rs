@@ -58,6 +58,10 @@ impl Keep for Pages {
         self.digested.as_ref().map(|digested| digested.of(index))
     }
 
+    fn close(&self) {
+        self.regions.iter().for_each(Region::release);
+    }
+
     fn unread(&self) -> BoxFuture<'static, ()> {
         let idle: Vec<_> = self.regions.iter().map(Region::once_idle).collect();
         join_all(idle).map(drop).boxed()

@@ -76,9 +76,9 @@ impl Publication {
     }
 
     /// What the consumer needs; it may be handed over at once, before any chunk is ready. It stays good wherever the
-    /// payload goes.
+    /// payload goes. Once the payload is in the store, this is the handle that leads straight there.
     pub fn handle(&self) -> &Handle {
-        self.live.handle()
+        self.settling.stored().unwrap_or_else(|| self.live.handle())
     }
 
     /// Shows chunk `index` to consumers, which see chunks in order whatever order they are shown in. Showing a chunk
@@ -112,23 +112,23 @@ impl Publication {
         })
     }
 
-    /// Which way the payload goes, as the handle says, too.
+    /// Which way the payload goes: that of now, for it may have fallen back to the store.
     pub fn mode(&self) -> TransferMode {
-        self.settling.mode
+        self.settling.way().0
     }
 
     /// Why it goes that way.
     pub fn mode_reason(&self) -> ModeReason {
-        self.settling.reason
+        self.settling.way().1
     }
 
     /// Waits until the payload is where it is to be, and returns the handle that leads straight there: in the store, which
     /// has every byte and needs the producer no more; or in this process, with room reserved in the store where there may
-    /// be need for it.
+    /// be need for it and the store has any. What cannot be reserved is counted, see [`ConnectorStats::unreserved`](crate::ConnectorStats::unreserved).
     ///
     /// # Errors
-    /// [`PutError`]: the store has no room in time, is gone, or the publication was cancelled. A payload that was to go to
-    /// the store has ended then, and its consumers are told this reason.
+    /// [`PutError`]: the store has no room in time, is gone, or the publication was cancelled. The payload has ended then,
+    /// and its consumers are told this reason. One that stays in this process fails by being cancelled only.
     ///
     /// # Cancel safety
     /// Safe; [`Publication::cancel`] is what gives up.
@@ -143,7 +143,7 @@ impl Publication {
     }
 
     /// Gives up a publication that is not settled: the payload ends, and so does its way into the store. Returns whether
-    /// that was possible.
+    /// that was possible: a store that was first keeps it.
     pub fn cancel(&self) -> bool {
         self.settling.cancel(&self.shared, &self.live)
     }

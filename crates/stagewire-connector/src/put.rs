@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{Capability, Handle, Token};
+use stagewire_core::{Capability, Handle, Token, TransferMode};
 use tokio::time::Instant;
 
-use crate::PutError;
 use crate::connector::Shared;
 use crate::link::Reserved;
 use crate::live::{Gone, Live};
 use crate::wire::{Refusal, Reply, Request};
+use crate::{PutError, PutPlace};
 
 /// How much longer the answer may take than what the store itself waits.
 const GRACE: Duration = Duration::from_secs(5);
@@ -25,13 +25,14 @@ pub(crate) struct Put {
     pub(crate) reserved: Option<Reserved>,
 }
 
+/// Has the store take a payload. It stays here on an error, unless it ended in another way.
 pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Result<Handle, PutError> {
-    let payload = live.handle().payload;
     let Put { token, wait, reserved } = put;
-    let store = shared.store().ok_or(PutError::NoStore { payload })?;
+    let at = |store| PutPlace::new(live.handle(), store);
+    let store = shared.store().ok_or_else(|| PutError::NoStore { at: at(None) })?;
     let begin = Instant::now();
     let right = Capability::from_random(rand::random());
-    let _moving = live.begin_move(right, Arc::new(store.clone()));
+    let moving = live.begin_move(right, Arc::new(store.clone()));
     let exchange = async {
         // Room is reserved on one connection.
         let reserved = reserved.filter(|reserved| reserved.link().is_open());
@@ -54,15 +55,26 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
     };
     let waited = wait.saturating_add(GRACE);
     let reply = tokio::time::timeout(waited, exchange).await;
-    let reply = reply.map_err(|_| PutError::Deadline { payload, waited })?;
-    match reply.map_err(|source| PutError::Link { payload, source })? {
-        Some(Reply::Stored { handle, .. }) => {
+    let at = || at(Some(&store));
+    let error = match reply {
+        Ok(Ok(Some(Reply::Stored { handle, .. }))) => {
             let answer = "with a handle that does not decode";
-            let stored = Handle::from_bytes(&handle).map_err(|_| PutError::Protocol { payload, answer })?;
+            let stored = Handle::from_bytes(&handle).map_err(|_| PutError::Protocol { at: at(), answer })?;
             shared.table().release_this(live, Gone::Moved(Arc::new(store)));
-            Ok(stored)
+            return Ok(stored);
         }
-        reply => Err(refused(live, reply)),
+        Ok(Ok(reply)) => refused(at(), reply),
+        Ok(Err(source)) => PutError::Link { at: at(), source },
+        Err(_) => PutError::Deadline { at: at(), waited },
+    };
+    // From here on the store cannot take it any more. It may have, and its answer was lost.
+    drop(moving);
+    match shared.table().gone(live.handle().payload) {
+        Some(Gone::Moved(_)) if !shared.table().has(live) => Ok(Handle {
+            mode: TransferMode::Store,
+            ..live.handle().clone()
+        }),
+        _ => Err(error),
     }
 }
 
@@ -70,40 +82,32 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
 pub(crate) async fn reserve(shared: &Arc<Shared>, live: &Live, wait: Duration) -> Result<Reserved, PutError> {
     /// The store counts whole pages of this size for each tensor.
     const PAGE: u64 = 4096;
-    let payload = live.handle().payload;
-    let store = shared.store().ok_or(PutError::NoStore { payload })?;
+    let at = |store| PutPlace::new(live.handle(), store);
+    let store = shared.store().ok_or_else(|| PutError::NoStore { at: at(None) })?;
+    let at = || at(Some(&store));
     let tensors = live.handle().manifest.tensors();
     let nbytes = tensors.map(|tensor| tensor.nbytes().0.next_multiple_of(PAGE)).sum();
     let exchange = async {
         let link = shared.links().to(&store).await;
-        let link = link.map_err(|source| PutError::Link { payload, source })?;
-        link.reserve(nbytes, wait).await.map_err(|reply| refused(live, reply))
+        let link = link.map_err(|source| PutError::Link { at: at(), source })?;
+        link.reserve(nbytes, wait).await.map_err(|reply| refused(at(), reply))
     };
     let waited = wait.saturating_add(GRACE);
     let reserved = tokio::time::timeout(waited, exchange).await;
-    reserved.unwrap_or(Err(PutError::Deadline { payload, waited }))
+    reserved.unwrap_or_else(|_| Err(PutError::Deadline { at: at(), waited }))
 }
 
-fn refused(live: &Live, reply: Option<Reply>) -> PutError {
-    let payload = live.handle().payload;
-    match reply {
-        None => PutError::StoreLost { payload },
+fn refused(at: Box<PutPlace>, reply: Option<Reply>) -> PutError {
+    let answer = match reply {
+        None => return PutError::StoreLost { at },
         Some(Reply::Refused { refusal, .. }) => match refusal {
-            Refusal::Put(failure) => PutError::Refused { payload, failure },
-            Refusal::NoStore => PutError::Protocol {
-                payload,
-                answer: "that it keeps none",
-            },
-            _ => PutError::Protocol {
-                payload,
-                answer: "with a refusal that is not about a put",
-            },
+            Refusal::Put(failure) => return PutError::Refused { at, failure },
+            Refusal::NoStore => "that it keeps none",
+            _ => "with a refusal that is not about a put",
         },
-        Some(_) => PutError::Protocol {
-            payload,
-            answer: "to something else",
-        },
-    }
+        Some(_) => "to something else",
+    };
+    PutError::Protocol { at, answer }
 }
 
 fn millis(time: Duration) -> u64 {

@@ -84,3 +84,53 @@ async fn ask(shared: &Shared, handle: &Handle, holder: &Peer) -> Result<Option<R
         })),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use stagewire_core::{ByteCount, DType, Entry, EntryValue, Lease, Manifest, PayloadKind, StageName, TensorSpec};
+    use stagewire_store::{HostStore, TokenGate};
+    use stagewire_transfer::Borrowed;
+
+    use super::*;
+    use crate::{Connector, ConnectorOptions, PublishSpec, StoreService};
+
+    #[tokio::test]
+    async fn what_a_store_has_taken_ends_there_too() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let start = async |role: &str| {
+            let options = ConnectorOptions::new(dir.path().join("run"), StageName::new(role).expect("a name"));
+            Connector::start(options).await.expect("a connector")
+        };
+        let (producer, keeper) = (start("denoise").await, start("store").await);
+        let store = HostStore::new(keeper.host(), ByteCount(1 << 20), Arc::new(TokenGate::open()));
+        let service = StoreService::serve(&keeper, store);
+        let tensor = EntryValue::Tensor(TensorSpec::new(DType::U8, [4]).expect("small"));
+        let entry = Entry {
+            name: "x".to_owned(),
+            value: tensor,
+        };
+        let manifest = Manifest::new(PayloadKind::Latent, vec![entry]).expect("one name");
+        let spec = PublishSpec::new("r", manifest, Lease::Pinned);
+        let memory = Borrowed::from(vec![1; 4]).into();
+        let publication = producer.publish(spec, vec![memory]).expect("room");
+        let handle = publication.handle().clone();
+        let shared = producer.shared();
+        // Nobody has it: that is no error.
+        release_from_stores(shared, &handle).await.expect("nothing to do");
+        assert_eq!(producer.live(), [handle.payload], "only stores were asked");
+
+        producer
+            .store(&handle, None, Duration::from_secs(5))
+            .await
+            .expect("there is room");
+        assert_eq!((producer.live().len(), keeper.live().len()), (0, 1));
+        let forged = Handle {
+            capability: stagewire_core::Capability::from_random([9; 16]),
+            ..handle.clone()
+        };
+        let error = release_from_stores(shared, &forged).await.expect_err("forged");
+        assert!(matches!(error, ReleaseError::Denied { .. }), "{error}");
+        release_from_stores(shared, &handle).await.expect("it is there");
+        assert!(keeper.live().is_empty() && !service.store().has(handle.payload));
+    }
+}

@@ -211,12 +211,16 @@ impl Session {
                 self.watches.insert(id, (watched, task));
             }
             Request::Finish { id } => {
-                if self.watches.get(&id).is_none_or(|(watched, _)| watched.finish()) {
+                let finished = match self.watches.get(&id) {
+                    Some((watched, _)) => watched.finish(),
+                    None => Some(Ok(())),
+                };
+                if let Some(finished) = finished {
                     // What the payload was brought back for is over: the watch would keep it in memory.
                     if let Some((_, task)) = self.watches.remove(&id) {
                         task.abort();
                     }
-                    self.reply(Reply::Finished { id }).await;
+                    self.reply(reply_to_end(id, finished)).await;
                 }
             }
             Request::Leave { id } => {
@@ -323,6 +327,14 @@ async fn reserve(holder: &Holder, nbytes: ByteCount, wait: Duration) -> Result<R
     handler.reserve(nbytes, wait).await.map_err(Refusal::Put)
 }
 
+/// The answer to a consumer that has every byte.
+fn reply_to_end(id: u32, finished: Result<(), Refusal>) -> Reply {
+    match finished {
+        Ok(()) => Reply::Finished { id },
+        Err(refusal) => Reply::Refused { id, refusal },
+    }
+}
+
 /// Serves one consumer that was let in, or will be once the payload has stopped moving.
 async fn watch(
     id: u32,
@@ -344,8 +356,8 @@ async fn watch(
         }
         admitted = watched.admit(again());
     };
-    if watched.has_finished() {
-        replies.send(&Reply::Finished { id }).await;
+    if let Some(finished) = watched.finished() {
+        replies.send(&reply_to_end(id, finished)).await;
         return;
     }
     // Held as long as this consumer is there: what it reads stays in memory.

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use stagewire_core::{
     ByteCount, Capability, Classify, ErrorClass, Failure, Handle, Lease, PayloadId, RegionRef, Token, TransferMode,
 };
-use stagewire_store::{HostStore, NewObject, Object, Reservation, Retention, Store, StoreError};
+use stagewire_store::{Draft, HostStore, NewObject, Object, Reservation, Retention, Store, StoreError};
 use stagewire_transfer::{Target, empty_region};
 use tokio::sync::mpsc;
 
@@ -80,11 +80,7 @@ impl StoreService {
             reservation,
         } = request;
         let Some(shared) = self.shared.upgrade() else {
-            return Err(Failure::new(
-                ErrorClass::Unavailable,
-                "store.closed",
-                "the store is shutting down",
-            ));
+            return Err(closed());
         };
         let mut object = NewObject::new(handle.payload, handle.manifest.tensors().map(|tensor| tensor.nbytes()));
         object.token = token;
@@ -118,36 +114,71 @@ impl StoreService {
             consumer.next().await.map_err(|error| error.to_failure())?;
         }
         consumer.let_go();
-        let object = draft.seal().await.map_err(|error| error.to_failure())?;
-        let producer = handle.holder.incarnation;
-        let stored = Handle {
-            mode: TransferMode::Store,
-            holder: shared.peer().clone(),
+        let taking = Taking {
+            store: self.store.clone(),
+            draft,
+            consumer,
+            handle,
             capability,
-            regions: regions(&*object),
-            ..handle
+            owner,
+            expires,
         };
+        // From here on it is not given up half-way: whether the store has the payload, its producer decides.
+        let taken = shared.runtime().spawn(taking.commit(Arc::clone(&shared)));
+        taken.await.map_err(|_| closed())?
+    }
+}
+
+/// A payload whose bytes are all here.
+struct Taking {
+    store: HostStore,
+    draft: Box<dyn Draft>,
+    consumer: Consumer,
+    /// As the producer lets the store pull it.
+    handle: Handle,
+    capability: Capability,
+    owner: Owner,
+    expires: Option<Duration>,
+}
+
+impl Taking {
+    /// Keeps it from now on, unless its producer has ended it meanwhile. Returns the handle of what is here now.
+    async fn commit(mut self, shared: Arc<Shared>) -> Result<Handle, Failure> {
+        let (payload, producer) = (self.handle.payload, self.handle.holder.incarnation);
+        let object = self.draft.seal().await.map_err(|error| error.to_failure())?;
         let keep = Stored {
             store: self.store.clone(),
-            payload: stored.payload,
+            payload,
         };
         if shared.peer().incarnation == producer {
             // A producer in this very process makes room for its payload's new place.
-            shared.table().release(stored.payload, Gone::Released);
+            let store = Arc::new(shared.peer().clone());
+            if !shared.table().release(payload, Gone::Moved(store)) {
+                return Err(ended(payload));
+            }
         }
-        let live = Live::new(stored.clone(), owner, Arc::new(keep));
-        // Nothing is awaited between the seal and this: a put that is given up half-way leaves no object behind.
-        match shared.hold(live, expires) {
+        let stored = Handle {
+            mode: TransferMode::Store,
+            holder: shared.peer().clone(),
+            capability: self.capability,
+            regions: regions(&*object),
+            ..self.handle
+        };
+        let live = Live::new(stored.clone(), self.owner, Arc::new(keep));
+        // Nothing is awaited between the seal and this: what is sealed is held, or taken away again.
+        match shared.hold(live, self.expires) {
             Some(publication) => publication.seal(),
-            None => return Err(conflict(stored.payload)),
+            None => return Err(conflict(payload)),
         }
-        if self.store.get(stored.payload).await.is_err() {
+        if self.store.get(payload).await.is_err() {
             // Discarded in the meantime.
-            shared.table().release(stored.payload, Gone::Released);
+            shared.table().release(payload, Gone::Released);
         }
-        // Only now may the producer let go. Where it cannot be told, it keeps its copy until its owner releases it.
-        if let Err(error) = consumer.ack().await {
-            tracing::debug!(%error, "the producer of a stored payload could not be told");
+        // Only now may the producer let go, whose consumers look for the payload here then.
+        if let Err(refusal) = self.consumer.take_over().await {
+            tracing::debug!(%payload, ?refusal, "a payload ended before the store had it");
+            shared.table().release(payload, Gone::Released);
+            return Err(ended(payload));
         }
         Ok(stored)
     }
@@ -197,6 +228,15 @@ async fn release_departed(service: Weak<StoreService>, mut departures: mpsc::Unb
     }
 }
 
+fn closed() -> Failure {
+    Failure::new(ErrorClass::Unavailable, "store.closed", "the store is shutting down")
+}
+
+fn ended(payload: PayloadId) -> Failure {
+    let message = format!("payload {payload} ended, or was asked back, before the store had taken it");
+    Failure::new(ErrorClass::NotFound, "payload.gone", message)
+}
+
 fn conflict(payload: PayloadId) -> Failure {
     let message = format!("the store has another payload under the id {payload}");
     Failure::new(ErrorClass::Conflict, "store.exists", message)
@@ -223,6 +263,10 @@ struct Stored {
 
 #[async_trait]
 impl Keep for Stored {
+    fn is_stored(&self) -> bool {
+        true
+    }
+
     async fn bring(&self) -> Result<Option<Brought>, Failure> {
         let object = self.store.get(self.payload).await.map_err(|error| error.to_failure())?;
         Ok(Some(Brought {
@@ -237,3 +281,6 @@ impl Drop for Stored {
         self.store.remove(self.payload);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,7 +27,7 @@ use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use crate::Owner;
 
 /// Version of everything below; both sides refuse another one.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 const MAGIC: [u8; 4] = *b"SWC\n";
 /// A handle holds a manifest, whose metadata may be large; the rest of a frame is small.
 const MAX_FRAME: usize = MAX_METADATA + (16 << 20);
@@ -121,7 +121,11 @@ impl Reply {
 pub(crate) struct State {
     /// Chunks that may be read, counted from the first.
     pub(crate) readable: u32,
+    /// Chunks that are complete though one before them is not.
+    pub(crate) early: Vec<u32>,
     pub(crate) end: Option<End>,
+    /// A store has it, and not the memory of its producer.
+    pub(crate) stored: bool,
     /// Where its bytes are, where that is not what the handle says: it was brought back from a spill file, or its holder
     /// was started anew.
     pub(crate) regions: Option<Vec<RegionRef>>,

@@ -46,6 +46,13 @@ impl PayloadLife {
         self.prefix
     }
 
+    /// The visible chunks that come after one that is not, in order.
+    pub fn early(&self) -> impl Iterator<Item = u32> {
+        let rest = self.visible.iter().enumerate().skip(self.prefix as usize);
+        let early = rest.filter(|(_, visible)| **visible);
+        early.filter_map(|(index, _)| u32::try_from(index).ok())
+    }
+
     /// Marks chunk `index` as complete. Returns whether [`PayloadLife::readable`] grew.
     /// Does nothing for a chunk that is visible already or does not exist, or once the payload is failed or released.
     pub fn ready(&mut self, index: u32) -> bool {
@@ -85,13 +92,14 @@ mod tests {
     fn chunks_are_readable_in_order_whatever_order_they_arrive_in() {
         let mut life = PayloadLife::new(3);
         assert!(!life.ready(2));
-        assert_eq!(life.readable(), 0);
+        assert_eq!((life.readable(), life.early().collect::<Vec<_>>()), (0, vec![2]));
         assert!(life.ready(0));
-        assert_eq!(life.readable(), 1);
+        assert_eq!((life.readable(), life.early().count()), (1, 1));
         assert!(!life.ready(0), "twice");
         assert!(!life.ready(9), "no such chunk");
         assert!(life.ready(1));
         assert_eq!((life.readable(), life.phase()), (3, &PayloadPhase::Sealed));
+        assert_eq!(life.early().count(), 0);
     }
 
     #[test]

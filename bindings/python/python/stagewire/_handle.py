@@ -148,6 +148,11 @@ class Published(Described):
         self._release = release
 
     @property
+    def mode(self) -> str:
+        """``p2p`` or ``store``; at the producer that of now, for the payload may have fallen back to the store."""
+        return self._native.mode if self._publication is None else self._publication.mode[0]
+
+    @property
     def mode_reason(self) -> str | None:
         """Why the payload goes the way that `mode` names; None where another process has published it.
 

@@ -63,8 +63,12 @@ pub struct ConnectorStats {
     pub claims_refused: u64,
     /// Consumers that exist.
     pub consumers: u64,
-    /// Payloads by the way they went, and why; those that fell back to the store count there once more.
+    /// Payloads by the way they went, and why. One that falls back to the store is counted there from then on, and no
+    /// more where it was.
     pub modes: Vec<ModeCount>,
+    /// Payloads that are handed over directly without room in the store, because it kept none: they cannot fall back as
+    /// long as it is full.
+    pub unreserved: u64,
     /// Connections to holders of payloads.
     pub links: u64,
     /// Bytes ever copied into the arena because they could not be read where they were.

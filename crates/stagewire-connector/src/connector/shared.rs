@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use stagewire_core::{Peer, StageName};
-use stagewire_transfer::{Host, Network, ProcessWatch, SocketFile, Transport};
+use stagewire_transfer::{Host, Network, SocketFile, Transport};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -49,6 +49,10 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
+    pub(crate) const fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+
     pub(crate) fn table(&self) -> &Arc<Table> {
         &self.holder.table
     }
@@ -92,17 +96,6 @@ impl Shared {
         let mut stores = self.stores_of_run_dir().peekable();
         let first = stores.peek().cloned();
         stores.find(|store| self.is_alive(store)).or(first)
-    }
-
-    /// Whether a peer is a process of this host.
-    pub(crate) fn is_here(&self, peer: &Peer) -> bool {
-        self.host.is_host_of(peer)
-    }
-
-    /// Whether the process of a peer lives, for all that the kernel says: of other hosts it knows nothing.
-    pub(crate) fn is_alive(&self, peer: &Peer) -> bool {
-        let gone = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
-        !self.is_here(peer) || !ProcessWatch::open(peer.process).is_err_and(|error| gone(&error))
     }
 
     /// Every store that this process knows of, alive or not.

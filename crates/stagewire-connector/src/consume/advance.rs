@@ -249,10 +249,10 @@ impl Consumer {
                 chunk: index,
                 chunks: count,
                 nbytes: self.handle.manifest.chunk_nbytes(index).0,
-                mode: if self.is_elsewhere() {
+                mode: if self.state.stored {
                     TransferMode::Store
                 } else {
-                    self.handle.mode
+                    TransferMode::P2p
                 },
                 path: access.map(|access| access.path().to_owned()).unwrap_or_default(),
                 begin,
@@ -314,6 +314,36 @@ impl Consumer {
         }
         self.watching = None;
         self.done = true;
+        Ok(())
+    }
+
+    /// Tells the holder that the store of this process has every byte, which is to keep them from now on.
+    ///
+    /// # Errors
+    /// It is not to: the payload has ended, or who asked for it has given up. Where the holder does not say, the store has it.
+    pub(crate) async fn take_over(&mut self) -> Result<(), Refusal> {
+        // The connection may have been lost by itself: whether the holder heard, it says to who asks again.
+        for _ in 0..2 {
+            if self.watching.is_none() {
+                self.watching = self.watch().await.ok();
+            }
+            let Some(mut watching) = self.watching.take() else {
+                break;
+            };
+            if tokio::time::timeout(FINISH_WITHIN, watching.finish()).await.is_err() {
+                break;
+            }
+            let heard = watching.heard();
+            match heard.refused {
+                // It has heard that before.
+                Some(Refusal::Moved(store)) if store.incarnation == self.shared.peer().incarnation => return Ok(()),
+                // By this very store, on the connection before.
+                None | Some(Refusal::Claimed) if !heard.finished => {}
+                Some(refusal) => return Err(refusal),
+                None => return Ok(()),
+            }
+        }
+        tracing::debug!(payload = %self.handle.payload, "the producer of a stored payload could not be told");
         Ok(())
     }
 

@@ -102,7 +102,7 @@ fn a_consumers_payload_has_one_consumer_until_that_one_lets_go() {
     let first = world.watch().expect("free");
     assert_eq!(world.watch().expect_err("claimed"), Refusal::Claimed);
     drop(first);
-    world.watch().expect("free again").finish();
+    world.watch().expect("free again").finish().expect("nothing against it");
     assert_eq!(world.watch().expect_err("consumed"), Refusal::Consumed);
     assert_eq!((world.table.size(), world.freed()), ((0, 0), 1));
 }
@@ -112,8 +112,8 @@ fn an_orchestrators_payload_survives_its_consumers() {
     let world = World::new();
     let live = world.hold(Owner::Orchestrator);
     let (first, second) = (world.watch().expect("free"), world.watch().expect("free"));
-    first.finish();
-    second.finish();
+    first.finish().expect("it stays");
+    second.finish().expect("it stays");
     assert_eq!(world.freed(), 0);
     assert!(world.table.release(live.handle().payload, Gone::Released));
     assert!(!world.table.release(live.handle().payload, Gone::Released), "twice");
@@ -199,7 +199,8 @@ fn who_moves_a_payload_keeps_consumers_waiting_who_would_end_it() {
     let live = world.hold(Owner::Lease(Lease::Pinned));
     let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
     let reader = world.watch().expect("any number may read this one");
-    world.watch_as([7; 16]).expect("the store").finish();
+    let store = world.watch_as([7; 16]).expect("the store");
+    store.finish().expect("it is the first");
     drop((reader, moving));
     let store = live.handle().holder.clone();
     assert_eq!(world.watch().expect_err("it is in the store"), Refusal::Moved(store));
@@ -209,7 +210,8 @@ fn who_moves_a_payload_keeps_consumers_waiting_who_would_end_it() {
     let world = World::new();
     let live = world.hold(Owner::Orchestrator);
     let _moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
-    world.watch_as([7; 16]).expect("the store").finish();
+    let store = world.watch_as([7; 16]).expect("the store");
+    store.finish().expect("it is the first");
     world.watch_as([7; 16]).expect("the next store");
     assert_eq!(world.table.moved.load(Ordering::Relaxed), 0);
 }
@@ -224,4 +226,70 @@ fn a_payload_is_ended_by_who_has_its_capability() {
     assert_eq!(world.table.release_by(payload, live.handle().capability), Ok(()));
     let again = world.table.release_by(payload, live.handle().capability);
     assert_eq!(again, Err(Refusal::Released));
+}
+
+/// Of a store that takes a payload and who gives it up, one is first.
+#[test]
+fn a_store_that_comes_too_late_is_told_so() {
+    let right = Capability::from_random([7; 16]);
+    for owner in [CONSUMED, Owner::Orchestrator] {
+        let world = World::new();
+        let live = world.hold(owner);
+        let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
+        let store = world.watch_as([7; 16]).expect("the store");
+        assert!(world.table.release_this(&live, Gone::Released), "it has not moved");
+        assert_eq!(store.finish(), Err(Refusal::Released));
+        drop(moving);
+
+        // Who asked has gone, and has been told that the payload is still here.
+        let live = world.hold(owner);
+        let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
+        let store = world.watch_as([7; 16]).expect("the store");
+        drop(moving);
+        store.finish().expect_err("nobody waits for it");
+        assert!(world.table.has(&live));
+    }
+    let world = World::new();
+    let live = world.hold(CONSUMED);
+    let _moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
+    let store = world.watch_as([7; 16]).expect("the store");
+    store.finish().expect("it is the first");
+    assert!(!world.table.release_this(&live, Gone::Released), "the store was first");
+}
+
+/// Notes what was shown of the payload when it was closed.
+#[derive(Debug, Default)]
+struct Closing {
+    states: OnceLock<watch::Receiver<State>>,
+    shown: Mutex<Vec<Option<End>>>,
+}
+
+#[derive(Debug)]
+struct Closes(Arc<Closing>);
+
+impl Keep for Closes {
+    fn close(&self) {
+        let states = self.0.states.get().expect("set by the test");
+        lock(&self.0.shown).push(states.borrow().end.clone());
+    }
+}
+
+/// Who is told of the end asks whether somebody reads: by then nobody can begin to.
+#[test]
+fn memory_takes_no_readers_before_the_end_of_its_payload_is_shown() {
+    let world = World::new();
+    for fails in [false, true] {
+        let closing = Arc::new(Closing::default());
+        let handle = world.live(CONSUMED).handle().clone();
+        let live = Live::new(handle, CONSUMED, Arc::new(Closes(Arc::clone(&closing))));
+        let live = world.table.insert(live).expect("the id is free");
+        closing.states.set(live.subscribe()).expect("set once");
+        if fails {
+            world.table.fail(&live, failure());
+        } else {
+            assert!(world.table.release_this(&live, Gone::Released));
+        }
+        assert_eq!(*lock(&closing.shown), [None], "fails: {fails}");
+        assert!(live.subscribe().borrow().end.is_some());
+    }
 }

@@ -1,10 +1,9 @@
 //! What goes on after `publish` has returned: the way into the store, and the watch over the consumer.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Handle, Peer, TransferMode};
-use stagewire_transfer::ProcessWatch;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -15,7 +14,7 @@ use crate::live::{Gone, Live};
 use crate::put::{self, Put};
 use crate::release;
 use crate::wire::End;
-use crate::{ModeReason, PutError};
+use crate::{ModeReason, PutError, PutPlace};
 
 /// Pause before a store that could not be reached is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -23,11 +22,15 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How a publication came out: where the payload is now.
 pub(super) type Outcome = Result<Handle, Arc<PutError>>;
 
+/// Which way a payload goes, and why.
+pub(super) type Way = (TransferMode, ModeReason);
+
 /// Follows a payload until it is where it is to be.
 #[derive(Debug)]
 pub(crate) struct Settling {
-    pub(super) mode: TransferMode,
-    pub(super) reason: ModeReason,
+    way: Mutex<Way>,
+    /// Where it is, once it is in the store.
+    stored: OnceLock<Handle>,
     outcome: watch::Sender<Option<Outcome>>,
     task: Mutex<Option<AbortHandle>>,
 }
@@ -46,8 +49,8 @@ pub(crate) enum Plan {
 impl Settling {
     pub(crate) fn new(mode: TransferMode, reason: ModeReason) -> Arc<Self> {
         Arc::new(Self {
-            mode,
-            reason,
+            way: Mutex::new((mode, reason)),
+            stored: OnceLock::new(),
             outcome: watch::Sender::new(None),
             task: Mutex::default(),
         })
@@ -69,11 +72,17 @@ impl Settling {
                 runtime.spawn(async move { settling.guard(&shared, &live, &consumer, wait).await })
             }
         };
-        *self.lock() = Some(task.abort_handle());
+        *lock(&self.task) = Some(task.abort_handle());
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<AbortHandle>> {
-        self.task.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Which way the payload goes, as far as it is known now.
+    pub(super) fn way(&self) -> Way {
+        *lock(&self.way)
+    }
+
+    /// The handle that leads straight to the store, once the payload is there.
+    pub(super) fn stored(&self) -> Option<&Handle> {
+        self.stored.get()
     }
 
     /// The first outcome stays. Returns whether this is it.
@@ -102,58 +111,67 @@ impl Settling {
         }
     }
 
-    /// Gives up, unless it is settled. The payload ends, here and in a store that may just have taken it.
+    /// Gives up, unless it is settled, or a store has taken it. The payload ends, here and in a store that is about to take
+    /// it: who ends it here has decided that.
     pub(super) fn cancel(&self, shared: &Arc<Shared>, live: &Arc<Live>) -> bool {
-        let payload = live.handle().payload;
-        if !self.settle(Err(Arc::new(PutError::Cancelled { payload }))) {
-            return false;
-        }
-        if let Some(task) = self.lock().take() {
-            task.abort();
-        }
-        shared.table().release_this(live, Gone::Released);
-        let (shared, handle) = (Arc::clone(shared), live.handle().clone());
-        let runtime = shared.runtime().clone();
-        runtime.spawn(async move {
-            if let Err(error) = release::release_from_stores(&shared, &handle).await {
-                tracing::warn!(%error, "a store may keep a payload that was cancelled");
+        let cancelled = self.outcome.send_if_modified(|outcome| {
+            let first = outcome.is_none() && shared.table().release_this(live, Gone::Released);
+            if first {
+                let at = PutPlace::new(live.handle(), None);
+                *outcome = Some(Err(Arc::new(PutError::Cancelled { at })));
             }
+            first
         });
-        true
+        if cancelled {
+            if let Some(task) = lock(&self.task).take() {
+                task.abort();
+            }
+            release_elsewhere(shared, live);
+        }
+        cancelled
     }
 
     /// Has the store take the payload once it is complete.
     async fn store(&self, shared: &Arc<Shared>, live: &Arc<Live>, wait: Duration) {
         sealed(live).await;
-        let outcome = move_to_store(shared, live, wait, None).await;
-        if let Err(error) = &outcome {
-            // Nobody else would end it, and consumers are told why it is gone.
-            shared.table().release_this(live, Gone::Failed(error.to_failure()));
-        }
-        self.settle(outcome.map_err(Arc::new));
+        let outcome = match move_to_store(shared, live, wait, None).await {
+            Ok(stored) => {
+                let stored = self.stored.get_or_init(|| stored);
+                Ok(stored.clone())
+            }
+            Err(error) => {
+                // Nobody else would end it, and consumers are told why it is gone.
+                if shared.table().release_this(live, Gone::Failed(error.to_failure())) {
+                    release_elsewhere(shared, live);
+                }
+                Err(Arc::new(error))
+            }
+        };
+        self.settle(outcome);
     }
 
     /// Keeps room in the store, and moves the payload there when its consumer ends before it does.
     async fn guard(&self, shared: &Arc<Shared>, live: &Arc<Live>, consumer: &Peer, wait: Duration) {
         let reserved = match shared.store() {
             Some(_) => tokio::select! {
-                reserved = put::reserve(shared, live, wait) => match reserved {
-                    Ok(reserved) => Some(reserved),
-                    Err(error) => {
-                        self.settle(Err(Arc::new(error)));
-                        None
+                reserved = put::reserve(shared, live, wait) => {
+                    if let Err(error) = &reserved {
+                        // Its consumer can read it all the same.
+                        tracing::warn!(%error, "no room in the store for a payload that is handed over directly");
+                        shared.modes().add_unreserved();
                     }
-                },
+                    reserved.ok()
+                }
                 // Nobody needs the room any more, or needs it now.
                 () = ended(live) => None,
-                () = lost(shared, consumer) => None,
+                () = shared.lost(consumer) => None,
             },
             None => None,
         };
         self.settle(Ok(live.handle().clone()));
         tokio::select! {
             () = ended(live) => {}
-            () = lost(shared, consumer) => self.fall_back(shared, live, wait, reserved).await,
+            () = shared.lost(consumer) => self.fall_back(shared, live, wait, reserved).await,
         }
     }
 
@@ -161,10 +179,15 @@ impl Settling {
         sealed(live).await;
         let payload = live.handle().payload;
         match move_to_store(shared, live, wait, reserved).await {
-            Ok(_) => {
+            Ok(stored) if stored.mode == TransferMode::Store => {
                 tracing::info!(%payload, "the consumer was lost; the payload went to the store");
-                shared.modes().add(TransferMode::Store, ModeReason::ConsumerLost);
+                let fallen = (TransferMode::Store, ModeReason::ConsumerLost);
+                let before = std::mem::replace(&mut *lock(&self.way), fallen);
+                shared.modes().change(before, fallen);
+                let _ = self.stored.set(stored);
             }
+            // Somebody has consumed it.
+            Ok(_) => {}
             // It stays here, for as long as its lease says.
             Err(error) => {
                 tracing::warn!(%payload, %error, "the consumer was lost, and the store has not taken its payload");
@@ -173,15 +196,19 @@ impl Settling {
     }
 }
 
-/// Waits until a consumer has died. Of another host, that is until the connection to it ends.
-async fn lost(shared: &Shared, consumer: &Peer) {
-    if !shared.is_here(consumer) {
-        if let Ok(link) = shared.links().to(consumer).await {
-            link.closed().await;
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends a payload that has ended here in stores as well, of which one may have taken it and could not say so.
+fn release_elsewhere(shared: &Arc<Shared>, live: &Live) {
+    let (shared, handle) = (Arc::clone(shared), live.handle().clone());
+    let runtime = shared.runtime().clone();
+    runtime.spawn(async move {
+        if let Err(error) = release::release_from_stores(&shared, &handle).await {
+            tracing::warn!(%error, "a store may keep a payload that was given up");
         }
-    } else if let Ok(process) = ProcessWatch::open(consumer.process) {
-        process.died().await;
-    }
+    });
 }
 
 /// Waits until every chunk is there, or none comes any more.
@@ -215,10 +242,9 @@ async fn move_to_store(
             Ok(stored) => return Ok(stored),
             Err(error) => error,
         };
-        let payload = live.handle().payload;
         if !shared.table().has(live) {
-            return match shared.table().gone(payload) {
-                Some(Gone::Consumed | Gone::Moved(_)) => Ok(live.handle().clone()),
+            return match shared.table().gone(live.handle().payload) {
+                Some(Gone::Consumed) => Ok(live.handle().clone()),
                 _ => Err(error),
             };
         }

@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::live::{Barred, Claim, Live};
+use crate::wire::Refusal;
 
 /// What one consumer has of one payload. Its claim ends at once when it leaves, whatever is still told to it.
 #[derive(Debug, Clone, Default)]
@@ -14,7 +15,7 @@ enum Slot {
     Held(Claim),
     /// It said that it has every byte before it was let in.
     Finishing,
-    Finished,
+    Finished(Result<(), Refusal>),
     Left,
 }
 
@@ -29,36 +30,35 @@ impl Watched {
         let live = Arc::clone(claim.live());
         let mut slot = self.lock();
         match &*slot {
-            Slot::Finishing => {
-                *slot = Slot::Finished;
-                drop(slot);
-                claim.finish();
-            }
+            Slot::Finishing => *slot = Slot::Finished(claim.finish()),
             Slot::Waiting => *slot = Slot::Held(claim),
-            Slot::Held(_) | Slot::Finished | Slot::Left => {}
+            Slot::Held(_) | Slot::Finished(_) | Slot::Left => {}
         }
         Ok(live)
     }
 
-    /// The consumer has every byte. Returns whether that is done; else it is once the consumer is let in.
-    pub(super) fn finish(&self) -> bool {
+    /// The consumer has every byte. Returns what came of that; `None` where it is not let in yet, and will be told once it is.
+    pub(super) fn finish(&self) -> Option<Result<(), Refusal>> {
         let mut slot = self.lock();
-        match std::mem::replace(&mut *slot, Slot::Finished) {
+        let (next, finished) = match std::mem::replace(&mut *slot, Slot::Left) {
             Slot::Held(claim) => {
-                drop(slot);
-                claim.finish();
-                true
+                let finished = claim.finish();
+                (Slot::Finished(finished.clone()), Some(finished))
             }
-            Slot::Waiting | Slot::Finishing => {
-                *slot = Slot::Finishing;
-                false
-            }
-            Slot::Finished | Slot::Left => true,
-        }
+            Slot::Waiting | Slot::Finishing => (Slot::Finishing, None),
+            Slot::Finished(finished) => (Slot::Finished(finished.clone()), Some(finished)),
+            Slot::Left => (Slot::Left, Some(Ok(()))),
+        };
+        *slot = next;
+        finished
     }
 
-    pub(super) fn has_finished(&self) -> bool {
-        matches!(&*self.lock(), Slot::Finished)
+    /// What came of its end, where it was let in with that.
+    pub(super) fn finished(&self) -> Option<Result<(), Refusal>> {
+        match &*self.lock() {
+            Slot::Finished(finished) => Some(finished.clone()),
+            _ => None,
+        }
     }
 
     pub(super) fn leave(&self) {

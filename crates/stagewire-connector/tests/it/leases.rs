@@ -1,9 +1,13 @@
 //! Who may consume under which lease, and what ends it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_connector::{ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec};
+use stagewire_connector::{
+    ConsumeError, ConsumeOptions, Consumer, Owner, Publication, PublishError, PublishSpec, StoreService,
+};
 use stagewire_core::{ByteCount, Classify, ErrorClass, Handle, Lease};
+use stagewire_store::{HostStore, TokenGate};
 use tokio::time::Instant;
 
 use crate::bundle::Bundle;
@@ -90,19 +94,26 @@ async fn what_is_read_as_its_time_ends_stays_readable() {
     let world = World::new().await;
     let mut second = world.second().await;
     for bundle in [latent(), latent().borrowed()] {
-        let ask = Ask::Publish {
-            bundle: bundle.clone(),
-            owner: Owner::Lease(Lease::Ttl(Duration::from_millis(50))),
-            open: false,
-            deadline: None,
+        let mut ttl = Duration::from_millis(50);
+        let (handle, mut consumer, first) = loop {
+            let ask = Ask::Publish {
+                bundle: bundle.clone(),
+                owner: Owner::Lease(Lease::Ttl(ttl)),
+                open: false,
+                deadline: None,
+            };
+            let handle = second.handle(ask).await;
+            let mut consumer = world.consumer(&handle);
+            match consumer.next().await {
+                Ok(first) => break (handle, consumer, first.expect("ready")),
+                // A slow machine: its time was over before the first chunk.
+                Err(error) => assert!(
+                    matches!(error, ConsumeError::Gone { .. }) && ttl < PATIENCE,
+                    "{ttl:?}: {error}"
+                ),
+            }
+            ttl *= 2;
         };
-        let handle = second.handle(ask).await;
-        let mut consumer = world.consumer(&handle);
-        let Ok(first) = consumer.next().await else {
-            // A slow machine: its time was over before the first chunk.
-            continue;
-        };
-        let first = first.expect("ready");
         while world.fetch(&handle).await.is_ok() {}
         bundle.check(&first.tensors, Some(0));
         for index in 1..8 {
@@ -169,28 +180,30 @@ async fn leases_that_no_process_can_keep_are_refused() {
 }
 
 /// What a store takes over has no more time than it had left.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn moving_to_a_store_extends_no_time_to_live() {
     let world = World::new().await;
-    let mut store = world.second().await;
-    store
-        .ask(Ask::ServeStore {
-            limit: ByteCount(1 << 20),
-            closed: false,
-        })
-        .await;
-    world.connector.set_store(Some(store.peer().await));
-    let begin = Instant::now();
-    let ttl = Duration::from_secs(2);
+    let keeper = world.another("store").await;
+    let store = HostStore::new(keeper.host(), ByteCount(1 << 20), Arc::new(TokenGate::open()));
+    let _service = StoreService::serve(&keeper, store);
+    let ttl = Duration::from_secs(600);
     let publication = world.publish(Lease::Ttl(ttl)).expect("room");
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    let later = async |by: Duration| {
+        tokio::time::pause();
+        tokio::time::advance(by).await;
+        tokio::time::resume();
+    };
+    later(ttl - Duration::from_secs(60)).await;
     let stored = world.connector.store(publication.handle(), None, PATIENCE).await;
     let stored = stored.expect("there is room");
+    world.fetch(&stored).await.expect("it has a minute left");
+    later(Duration::from_secs(60)).await;
+    publication.released().await;
+    let begin = std::time::Instant::now();
     while world.fetch(&stored).await.is_ok() {
         assert!(begin.elapsed() < PATIENCE, "it lives on");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::task::yield_now().await;
     }
-    let lived = begin.elapsed();
-    assert!(lived >= ttl && lived < ttl + Duration::from_millis(800), "{lived:?}");
-    store.all_gone().await;
+    assert_eq!(keeper.stats().expired, 1);
+    all_gone(&keeper).await;
 }

@@ -194,10 +194,17 @@ async fn a_lost_consumer_sends_its_payload_to_the_store() {
         consumer.kill().await;
         direct.released().await;
         let begin = Instant::now();
-        while count(producer, TransferMode::Store, ModeReason::ConsumerLost) == 0 {
-            assert!(begin.elapsed() < PATIENCE, "it is counted nowhere");
+        while direct.mode() == TransferMode::P2p {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "it has gone to the store, and says that it is here"
+            );
             tokio::task::yield_now().await;
         }
+        assert_eq!(direct.mode_reason(), ModeReason::ConsumerLost);
+        let there = direct.handle().clone();
+        assert_eq!((there.mode, there.holder), (TransferMode::Store, store.peer().await));
+        assert_eq!(count(producer, TransferMode::P2p, ModeReason::ConsumerAlive), 0);
         let mode = fetch(producer, &latent(), direct.handle())
             .await
             .expect("the store has it");
@@ -338,7 +345,8 @@ async fn a_streamed_payload_goes_to_the_store_once_it_is_complete() {
         .expect("a consumer");
     for index in 0..4 {
         publication.ready(index).expect("it is open");
-        consumer.next().await.expect("alive").expect("ready");
+        let chunk = consumer.next().await.expect("alive").expect("ready");
+        assert_eq!(chunk.handover.mode, TransferMode::P2p, "its producer still has it");
     }
     assert!(publication.outcome().is_none());
     for index in 4..8 {
@@ -360,6 +368,131 @@ async fn a_streamed_payload_goes_to_the_store_once_it_is_complete() {
     );
     producer.release_handle(&stored).await.expect("it is there");
     drop(consumer);
+    store.all_gone().await;
+    all_gone(producer).await;
+}
+
+/// Of who gives a payload up and the store that takes it, one wins, and both say the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn giving_up_and_taking_cannot_both_happen() {
+    let world = World::new().await;
+    let producer = &world.connector;
+    let mut store = store(&world, 1 << 20).await;
+    let (mut won, mut lost) = (0, 0);
+    let mut pause = Duration::ZERO;
+    for round in 0..crate::rounds(2000) {
+        let bundle = latent().seeded(round);
+        let publish = Publish {
+            lease: Lease::Pinned,
+            ..Publish::new(Mode::Store)
+        };
+        let publication = publish.by(producer, &bundle).expect("there is a store");
+        let begin = std::time::Instant::now();
+        while begin.elapsed() < pause {
+            tokio::task::yield_now().await;
+        }
+        if publication.cancel() {
+            won += 1;
+            // Near the moment at which either may win.
+            pause += Duration::from_micros(17);
+            let error = publication.settled().await.expect_err("given up");
+            assert!(matches!(&*error, PutError::Cancelled { .. }), "{error}");
+            let late = fetch(producer, &bundle, publication.handle()).await;
+            assert!(matches!(late, Err(ConsumeError::Gone { .. })), "{late:?}");
+        } else {
+            lost += 1;
+            pause = pause.saturating_sub(Duration::from_micros(19));
+            let stored = publication.settled().await.expect("the store has it");
+            assert_eq!(publication.handle(), &stored);
+            fetch(producer, &bundle, &stored).await.expect("it is there");
+            producer.release_handle(&stored).await.expect("it is there");
+        }
+    }
+    assert!(won > 0 && lost > 0, "{won} given up, {lost} stored: it was never close");
+    store.all_gone().await;
+    all_gone(producer).await;
+}
+
+/// A connector that was started anew is another consumer, though its process lives on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_consumer_is_alive_as_long_as_its_connector_is() {
+    let world = World::new().await;
+    let producer = &world.connector;
+    let mut store = store(&world, 1 << 20).await;
+    let consumer = world.another("decode").await;
+    let peer = consumer.peer().clone();
+    let auto = |consumer: Peer| Publish {
+        consumer: Some(consumer),
+        ..Publish::new(Mode::Auto)
+    };
+    let direct = auto(peer.clone()).by(producer, &latent()).expect("its consumer lives");
+    assert_eq!(direct.mode_reason(), ModeReason::ConsumerAlive);
+    direct.settled().await.expect("there is room in case");
+    consumer.close().await;
+    let _anew = world.another("decode").await;
+    let begin = Instant::now();
+    while direct.mode() == TransferMode::P2p {
+        assert!(begin.elapsed() < PATIENCE, "it waits for a consumer that is gone");
+        tokio::task::yield_now().await;
+    }
+    // One that was gone before, and one whose pid, and moment of birth, somebody else has by now.
+    let other_life = Peer {
+        incarnation: stagewire_core::Incarnation(uuid::Uuid::from_u128(7)),
+        ..peer.clone()
+    };
+    for gone in [peer, other_life] {
+        let stored = auto(gone).by(producer, &latent()).expect("there is a store");
+        assert_eq!(stored.mode_reason(), ModeReason::ConsumerLost);
+        fetch(producer, &latent(), stored.handle())
+            .await
+            .expect("wherever it is");
+    }
+    fetch(producer, &latent(), direct.handle())
+        .await
+        .expect("the store has it");
+    store.all_gone().await;
+    all_gone(producer).await;
+}
+
+/// A store without room fails no payload that can be read where it is; and one whose consumer dies meanwhile goes to the
+/// store once that has room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_needs_no_room_in_the_store_to_be_read_here() {
+    let world = World::new().await;
+    let producer = &world.connector;
+    let mut store = store(&world, 8 << 12).await;
+    let full = Publish::new(Mode::Store)
+        .by(producer, &latent())
+        .expect("there is a store");
+    let full = full.settled().await.expect("there is room");
+    let mut consumer = world.second().await;
+    let direct = async |within: Duration, consumer: &mut Second| {
+        let direct = Publish {
+            consumer: Some(consumer.peer().await),
+            within,
+            ..Publish::new(Mode::Auto)
+        };
+        direct.by(producer, &latent()).expect("its consumer lives")
+    };
+    let refused = direct(Duration::from_millis(20), &mut consumer).await;
+    let here = refused.settled().await.expect("it can be read all the same");
+    assert_eq!((here.mode, producer.stats().unreserved), (TransferMode::P2p, 1));
+    let handle = here.to_bytes();
+    consumer.done(Ask::Consume { handle, chunks: 9 }).await;
+    refused.released().await;
+
+    let waiting = direct(PATIENCE, &mut consumer).await;
+    assert!(waiting.outcome().is_none(), "there is no room");
+    let begin = Instant::now();
+    consumer.kill().await;
+    waiting.settled().await.expect("it can be read all the same");
+    assert!(begin.elapsed() < PATIENCE / 2, "it waits for room in vain");
+    assert_eq!(producer.live(), [waiting.handle().payload]);
+    producer.release_handle(&full).await.expect("it is there");
+    waiting.released().await;
+    let mode = fetch(producer, &latent(), waiting.handle()).await;
+    assert_eq!(mode.expect("the store has it"), TransferMode::Store);
+    assert_eq!(producer.stats().unreserved, 1, "nobody refused the second");
     store.all_gone().await;
     all_gone(producer).await;
 }

@@ -1,0 +1,50 @@
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use stagewire_core::{Failure, RegionRef};
+use stagewire_store::Object;
+
+/// Whatever must live as long as the payload can be read: regions, staging memory, an object of a store.
+#[async_trait]
+pub(crate) trait Keep: fmt::Debug + Send + Sync {
+    /// Chunk `index` is complete: the last chance to move its bytes to where consumers read them.
+    fn complete(&self, _index: u32) {}
+
+    /// Digest of chunk `index` as the producer has it, where consumers are to compare it with what they read.
+    fn digest(&self, _index: u32) -> Option<u64> {
+        None
+    }
+
+    /// Whether a store has it, and not the memory of its producer.
+    fn is_stored(&self) -> bool {
+        false
+    }
+
+    /// Lets nobody read it who does not yet.
+    fn close(&self) {}
+
+    /// Resolves when nobody reads any of it.
+    fn unread(&self) -> BoxFuture<'static, ()> {
+        std::future::ready(()).boxed()
+    }
+
+    /// Every chunk is complete: no byte changes any more.
+    fn sealed(&self) {}
+
+    /// Brings the bytes to where consumers read them, if they are somewhere else.
+    async fn bring(&self) -> Result<Option<Brought>, Failure> {
+        Ok(None)
+    }
+}
+
+/// Bytes that stay where they are as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Brought {
+    /// Where that is, one region for each tensor.
+    pub(crate) regions: Vec<RegionRef>,
+    /// What keeps them there.
+    pub(crate) _object: Arc<dyn Object>,
+}
