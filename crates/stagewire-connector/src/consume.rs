@@ -106,6 +106,7 @@ pub struct Consumer {
     whole: bool,
     next: u32,
     done: bool,
+    acknowledged: bool,
 }
 
 impl fmt::Debug for Consumer {
@@ -179,6 +180,7 @@ impl Consumer {
             whole: false,
             next: 0,
             done: false,
+            acknowledged: false,
         };
         let foreign = consumer
             .handle
@@ -283,6 +285,12 @@ impl Consumer {
     pub async fn ack(&mut self) -> Result<(), ConsumeError> {
         self.next = self.handle.manifest.chunks();
         self.next().await.map(drop)
+    }
+
+    /// Whether the holder has heard that this consumer needs no more chunks, see [`Consumer::ack`]. A store that died
+    /// before it did may have a payload that is deleted on consume once more when it is back.
+    pub const fn is_acknowledged(&self) -> bool {
+        self.acknowledged
     }
 
     /// Gives it up. When this returns, no copy writes into the destinations any more, so that whoever lent them may use

@@ -294,6 +294,16 @@ pub enum ReleaseError {
         pid: u32,
         waited: Duration,
     },
+    #[error(
+        "request {request:?}, payload {payload}: the store that had it, process {pid}, has died, and none came in its place \
+         within {waited:?}; one that does has the payload again: release it then"
+    )]
+    StoreLost {
+        request: String,
+        payload: PayloadId,
+        pid: u32,
+        waited: Duration,
+    },
     #[error("request {request:?}, payload {payload}: its holder cannot be talked to")]
     Link {
         request: String,
@@ -307,6 +317,7 @@ impl Classify for ReleaseError {
         match self {
             Self::Denied { .. } => ErrorClass::Denied,
             Self::Silent { .. } => ErrorClass::Deadline,
+            Self::StoreLost { .. } => ErrorClass::Unavailable,
             Self::Link { source, .. } => source.class(),
         }
     }
@@ -315,6 +326,7 @@ impl Classify for ReleaseError {
         match self {
             Self::Denied { .. } => "payload.capability",
             Self::Silent { .. } => "peer.silent",
+            Self::StoreLost { .. } => "store.lost",
             Self::Link { source, .. } => source.reason(),
         }
     }

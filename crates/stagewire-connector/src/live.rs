@@ -210,7 +210,10 @@ impl Live {
     /// Gives up the memory; it goes when the last pin ends.
     fn forget(&self) {
         let keep = lock(&self.keep).take();
-        drop(keep);
+        // Somebody may be bringing the bytes back, and drop it later: the end is told before.
+        if let Some(keep) = keep {
+            keep.end();
+        }
     }
 }
 

@@ -3,8 +3,15 @@
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use stagewire_core::Peer;
+
+/// How long a store that has died is looked for, while it may be starting anew: short of the second within which
+/// consumers learn of what is lost.
+pub(crate) const ANEW_WITHIN: Duration = Duration::from_millis(900);
+/// Pause between two looks.
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 
 /// Version of the file: magic, then postcard of the store's address.
 const MAGIC: &[u8] = b"SWS1";

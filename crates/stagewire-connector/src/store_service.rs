@@ -3,6 +3,7 @@
 mod label;
 mod survivors;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -146,10 +147,7 @@ impl Taking {
     async fn commit(mut self, shared: Arc<Shared>) -> Result<Handle, Failure> {
         let (payload, producer) = (self.handle.payload, self.handle.holder.incarnation);
         let object = self.draft.seal().await.map_err(|error| error.to_failure())?;
-        let keep = Stored {
-            store: self.store.clone(),
-            payload,
-        };
+        let keep = Stored::new(&self.store, payload);
         if shared.peer().incarnation == producer {
             // A producer in this very process makes room for its payload's new place.
             let store = Arc::new(shared.peer().clone());
@@ -259,12 +257,30 @@ impl PutHandler for StoreService {
 struct Stored {
     store: HostStore,
     payload: PayloadId,
+    /// Another object may have the key by now.
+    ended: AtomicBool,
+}
+
+impl Stored {
+    fn new(store: &HostStore, payload: PayloadId) -> Self {
+        Self {
+            store: store.clone(),
+            payload,
+            ended: AtomicBool::new(false),
+        }
+    }
 }
 
 #[async_trait]
 impl Keep for Stored {
     fn is_stored(&self) -> bool {
         true
+    }
+
+    fn end(&self) {
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            self.store.remove(self.payload);
+        }
     }
 
     async fn bring(&self) -> Result<Option<Brought>, Failure> {
@@ -278,7 +294,7 @@ impl Keep for Stored {
 
 impl Drop for Stored {
     fn drop(&mut self) {
-        self.store.remove(self.payload);
+        self.end();
     }
 }
 

@@ -8,6 +8,7 @@ use stagewire_transfer::{ConnectError, TransferError};
 
 use super::access::{Access, AccessError};
 use super::flight::{Batch, Flight, Pulling};
+use super::seek::Sought;
 use super::{Chunk, ChunkView, ConsumeError, Consumer, Place};
 use crate::digest;
 use crate::link::{Heard, Watching};
@@ -19,9 +20,17 @@ const FINISH_WITHIN: Duration = Duration::from_secs(1);
 impl Consumer {
     pub(super) async fn advance(&mut self) -> Result<Option<Chunk>, ConsumeError> {
         loop {
-            match self.step().await {
-                Err(error) if self.seek(&error).await => {}
+            let error = match self.step().await {
+                Err(error) => error,
                 result => return result,
+            };
+            match self.seek(&error).await {
+                Sought::Found => {}
+                Sought::Nowhere => {
+                    let why = "the store that had it has died, and the one in its place does not have it";
+                    return Err(ConsumeError::Gone { at: self.place(), why });
+                }
+                Sought::Unknown => return Err(error),
             }
         }
     }
@@ -287,33 +296,40 @@ impl Consumer {
         (0..shown).try_for_each(|index| self.compare(index, &access.views(&self.handle, Some(index))))
     }
 
-    /// Lets go of the pins and tells the holder. One that does not answer has other worries.
+    /// Lets go of the pins and tells the holder. One that does not answer has other worries; a store that has died since
+    /// is told when it is back, where that is soon: it has the payload again.
     async fn finish(&mut self) -> Result<(), ConsumeError> {
         self.compare_again()?;
         self.access = None;
         self.flight = None;
-        if self.done {
-            return Ok(());
-        }
-        if self.watching.is_none() {
-            // Acknowledged before anything was read, or the connection was lost.
-            self.watching = self.watch().await.ok();
-        }
-        if let Some(watching) = &mut self.watching {
-            let late = tokio::time::timeout(FINISH_WITHIN, watching.finish()).await.is_err();
-            let refused = watching.heard().refused;
-            if late {
+        while !self.done {
+            if self.watching.is_none() {
+                // Acknowledged before anything was read, or the connection was lost.
+                self.watching = self.watch().await.ok();
+            }
+            let told = match &mut self.watching {
+                Some(watching) => tokio::time::timeout(FINISH_WITHIN, watching.finish()).await,
+                None => Ok(()),
+            };
+            let heard = self.watching.take().map(|mut watching| watching.heard());
+            let heard = heard.unwrap_or_default();
+            if told.is_err() {
                 tracing::warn!(payload = %self.handle.payload, "the holder did not answer that the payload was consumed");
-            } else if refused.is_some() {
-                let refused = Heard {
+            } else if heard.refused.is_some() {
+                let refused = heard.refused;
+                self.hear(Heard {
                     refused,
                     ..Heard::default()
-                };
-                self.hear(refused)?;
+                })?;
+            } else if !heard.finished && self.is_stored() {
+                let lost = self.lost("it ended the connection before it answered".to_owned());
+                if self.seek(&lost).await == Sought::Found {
+                    continue;
+                }
             }
+            self.acknowledged = heard.finished;
+            self.done = true;
         }
-        self.watching = None;
-        self.done = true;
         Ok(())
     }
 

@@ -6,13 +6,9 @@ use stagewire_core::{Peer, TransferMode};
 use tokio::time::Instant;
 
 use super::{ConsumeError, Consumer};
+use crate::store_file::{ANEW_WITHIN, PAUSE};
 use crate::wire::Refusal;
 
-/// How long a payload that a store had is looked for, while that store may be starting anew: short of the second within
-/// which consumers learn of what is lost.
-const ANEW_WITHIN: Duration = Duration::from_millis(900);
-/// Pause between two looks.
-const PAUSE: Duration = Duration::from_millis(20);
 /// Longest wait for an answer of a store.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
@@ -30,34 +26,60 @@ impl Whereabouts {
     }
 }
 
+/// What came of looking for a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sought {
+    /// Another holder has it, which is asked from now on.
+    Found,
+    /// It was in a store that has died, and the one in its place does not have it.
+    Nowhere,
+    /// Nobody knows.
+    Unknown,
+}
+
 impl Consumer {
-    /// Looks for the payload after its holder was lost, or said that it does not have it. Returns whether another holder
-    /// has it, which is then asked.
-    pub(super) async fn seek(&mut self, error: &ConsumeError) -> bool {
-        let told = match (self.whereabouts.refusal.take(), error) {
-            (Some(Refusal::Moved(store)), _) => Some(store),
+    /// Looks for the payload after its holder was lost, or said that it does not have it.
+    pub(super) async fn seek(&mut self, error: &ConsumeError) -> Sought {
+        let refusal = self.whereabouts.refusal.take();
+        let told = match (&refusal, error) {
+            (Some(Refusal::Moved(store)), _) => Some(store.clone()),
             // That it ended there while it was being read does not say that it is nowhere else.
             (Some(Refusal::Unknown), _) | (None, ConsumeError::PeerLost { .. } | ConsumeError::Gone { .. }) => None,
-            _ => return false,
+            _ => return Sought::Unknown,
         };
         // A store may come back; a producer does not.
         let patient = told.is_some() || self.is_stored();
+        let died = told.is_none() && self.is_stored() && matches!(error, ConsumeError::PeerLost { .. });
         let begin = Instant::now();
-        let mut asked = vec![self.whereabouts.holder.incarnation];
+        let holder = self.whereabouts.holder.incarnation;
+        // Those that need not be asked, and those of them that do not have it.
+        let mut asked = vec![holder];
+        let mut without: Vec<_> = refusal.map(|_| holder).into_iter().collect();
         loop {
+            let mut last = None;
             for store in told.iter().cloned().chain(self.shared.stores_of_run_dir()) {
+                last = Some(store.incarnation);
                 if asked.contains(&store.incarnation) {
                     continue;
                 }
                 match tokio::time::timeout(ANSWER_WITHIN, self.has_it(&store)).await {
-                    Ok(Some(true)) => return true,
-                    Ok(Some(false)) => asked.push(store.incarnation),
+                    Ok(Some(true)) => return Sought::Found,
+                    Ok(Some(false)) => {
+                        asked.push(store.incarnation);
+                        without.push(store.incarnation);
+                    }
                     // It may still be starting.
                     Ok(None) | Err(_) => {}
                 }
             }
-            if !patient || begin.elapsed() >= ANEW_WITHIN {
-                return false;
+            // A store is where others find it only once it has everything of the one before.
+            let succeeded = told.is_none() && last.is_some_and(|last| without.contains(&last));
+            if succeeded || !patient || begin.elapsed() >= ANEW_WITHIN {
+                return if succeeded && died {
+                    Sought::Nowhere
+                } else {
+                    Sought::Unknown
+                };
             }
             tokio::time::sleep(PAUSE).await;
         }

@@ -34,6 +34,10 @@ pub(crate) trait Keep: fmt::Debug + Send + Sync {
     /// Every chunk is complete: no byte changes any more.
     fn sealed(&self) {}
 
+    /// The payload has ended. When this returns, nobody finds it any more, the next process included, though who reads it
+    /// may go on.
+    fn end(&self) {}
+
     /// Brings the bytes to where consumers read them, if they are somewhere else.
     async fn bring(&self) -> Result<Option<Brought>, Failure> {
         Ok(None)

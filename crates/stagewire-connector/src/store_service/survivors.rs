@@ -37,10 +37,7 @@ fn restore(shared: &Arc<Shared>, store: &HostStore, payload: PayloadId, label: L
     let (owner, left) = (label.owner, label.left());
     let regions = elsewhere(label.manifest());
     let handle = label.handle(payload, shared.peer().clone(), regions);
-    let keep = Stored {
-        store: store.clone(),
-        payload,
-    };
+    let keep = Stored::new(store, payload);
     let live = Live::new(handle, owner, Arc::new(keep));
     match shared.hold(live, left) {
         Some(publication) => publication.seal(),

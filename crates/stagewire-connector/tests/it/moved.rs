@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec, ReleaseError};
-use stagewire_core::{ByteCount, Capability, Handle, Lease, TransferMode};
+use stagewire_core::{ByteCount, Capability, Classify, ErrorClass, Handle, Lease, TransferMode};
 use tokio::time::Instant;
 
 use crate::bundle::{Bundle, CONSUMED};
@@ -80,6 +80,39 @@ async fn what_no_store_has_is_lost_with_its_producer() {
     assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
 }
 
+/// A store that is killed has its payloads again when it is back: what was not deleted there is not called deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_store_has_is_released_by_the_next_one() {
+    let world = World::new().await;
+    let mut dead = world.second().await;
+    serve_store(&mut dead).await;
+    let mut producer = world.second().await;
+    let mut handle = producer.publish(&latent(), Owner::Lease(Lease::Pinned)).await;
+    handle.holder = dead.peer().await;
+    handle.mode = TransferMode::Store;
+    dead.kill().await;
+    let begin = Instant::now();
+    let error = world
+        .connector
+        .release_handle(&handle)
+        .await
+        .expect_err("nobody has heard it");
+    assert!(matches!(error, ReleaseError::StoreLost { .. }), "{error}");
+    assert_eq!((error.class(), error.reason()), (ErrorClass::Unavailable, "store.lost"));
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+
+    let mut store = world.second().await;
+    serve_store(&mut store).await;
+    producer.handle(put(&handle)).await;
+    world
+        .connector
+        .release_handle(&handle)
+        .await
+        .expect("the next one has it");
+    store.all_gone().await;
+    producer.all_gone().await;
+}
+
 /// A handle of a store that is gone finds the store that serves the run directory now, also one that is only starting.
 #[tokio::test(flavor = "multi_thread")]
 async fn handles_outlive_a_store() {
@@ -103,7 +136,8 @@ async fn handles_outlive_a_store() {
             // It may take longer to start than a consumer waits at a time.
             loop {
                 match consumer.fetch_all().await {
-                    Err(ConsumeError::PeerLost { .. }) => {}
+                    // The new store has it only a moment later.
+                    Err(ConsumeError::PeerLost { .. } | ConsumeError::Gone { .. }) => {}
                     result => return result,
                 }
             }

@@ -119,6 +119,7 @@ fn announce(args: &StoreArgs, run_dir: &RunDir, recovery: &Recovery, output: &Ou
         "pid": std::process::id(),
         "capacity": args.capacity.0,
         "payloads": survivors,
+        "files": recovery.files.objects,
         "lost": recovery.lost.objects,
         "seconds": recovery.took.as_secs_f64(),
     }))

@@ -1,13 +1,10 @@
 //! `stagewire store` with producers and consumers in processes of their own, any of which is killed at any moment.
 
+mod kills;
 mod role;
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use std::os::unix::process::CommandExt;
@@ -16,10 +13,6 @@ use crate::world::{World, names};
 use role::Role;
 
 const CAPACITY: &str = "64MiB";
-/// How often somebody is killed, in CI and in full.
-const ROUNDS: (u64, u64) = (25, 500);
-/// Payloads of each kind at a time.
-const MANY: usize = 12;
 
 /// `stagewire store`. Killed when dropped.
 struct Daemon(Child);
@@ -51,10 +44,15 @@ impl Drop for Daemon {
 
 /// A store, from the moment it serves, and what it said.
 fn start(world: &World) -> (Daemon, serde_json::Value) {
+    start_with(world, &["--capacity", CAPACITY].map(str::to_owned))
+}
+
+fn start_with(world: &World, options: &[String]) -> (Daemon, serde_json::Value) {
     let data = world.path("data");
-    let mut command = world.command(["store", "--capacity", CAPACITY, "--json", "--quiet", "--data-dir"]);
-    let mut child = command
+    let mut child = world
+        .command(["store", "--json", "--quiet", "--data-dir"])
         .arg(data)
+        .args(options)
         .stdout(Stdio::piped())
         // A group of its own, as a shell gives it one: the keeper must not die with it.
         .process_group(0)
@@ -101,13 +99,13 @@ fn handles_outlive_the_store_that_is_killed() {
     let mut late = Role::start(&world.run_dir());
     assert_eq!(late.get(&kept, 300_000, 1), "same", "a consumer that never met it");
     assert_eq!(late.get(&timed, 100, 4), "same");
-    assert_eq!(late.look(&gone), "gone", "what was deleted stays deleted");
+    assert_eq!(late.look(&gone, 5_000, 3), "gone", "what was deleted stays deleted");
     assert_eq!(late.get(&once, 5_000, 2), "same");
-    assert_eq!(consumer.look(&once), "gone", "it was consumed");
+    assert_eq!(consumer.look(&once, 5_000, 2), "gone", "it was consumed");
     store.kill();
     let (store, ready) = start(&world);
     assert_eq!(ready["payloads"], 2);
-    assert_eq!(late.look(&once), "gone");
+    assert_eq!(late.look(&once, 5_000, 2), "gone");
     assert_eq!(late.release(&kept), "done");
     store.stop();
     let left = names(&world.path("data"));
@@ -152,170 +150,4 @@ fn a_second_store_and_bad_input_are_refused() {
     let done = world.run(["keeper"]);
     assert_eq!(done.code, 2, "{}", done.stderr);
     store.stop();
-}
-
-/// What is known of one payload.
-#[derive(Debug, Clone)]
-struct Known {
-    handle: String,
-    len: u64,
-    seed: u64,
-}
-
-/// Everybody, any of whom may be killed.
-struct Scene {
-    world: Arc<World>,
-    store: Option<Daemon>,
-    producer: Role,
-    consumer: Role,
-    random: u64,
-    /// Kills so far. An answer across one of them is in doubt.
-    kills: Arc<AtomicU64>,
-    pinned: Vec<Known>,
-    once: Vec<Known>,
-    gone: Vec<Known>,
-}
-
-impl Scene {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.random = self
-            .random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % bound
-    }
-
-    /// One thing that a producer or a consumer does. What was in doubt is settled or forgotten.
-    fn act(&mut self, seed: u64) {
-        let before = self.kills.load(Ordering::SeqCst);
-        let len = 1 + self.below(400_000);
-        match self.below(4) {
-            0 if self.pinned.len() < MANY => {
-                if let Some(handle) = self.producer.try_put(len, seed, "pinned") {
-                    self.pinned.push(Known { handle, len, seed });
-                }
-            }
-            1 if self.once.len() < MANY => {
-                if let Some(handle) = self.producer.try_put(len, seed, "delete_on_consume") {
-                    self.once.push(Known { handle, len, seed });
-                }
-            }
-            2 if !self.once.is_empty() => {
-                let at = self.below(self.once.len() as u64) as usize;
-                let known = self.once.swap_remove(at);
-                match self.consumer.try_get(&known.handle, known.len, known.seed).as_deref() {
-                    Some("same") if self.kills.load(Ordering::SeqCst) == before => self.gone.push(known),
-                    // A store that dies as it is told may have heard it or not: it is read again, or it is gone.
-                    Some("same" | "gone") if self.kills.load(Ordering::SeqCst) > before => {}
-                    None => {}
-                    other => panic!("{other:?} of {known:?}"),
-                }
-            }
-            _ if !self.pinned.is_empty() => {
-                let at = self.below(self.pinned.len() as u64) as usize;
-                let known = self.pinned[at].clone();
-                if self.below(4) > 0 {
-                    let got = self.consumer.try_get(&known.handle, known.len, known.seed);
-                    assert!(got.as_deref().is_none_or(|got| got == "same"), "{got:?} of {known:?}");
-                } else {
-                    self.pinned.swap_remove(at);
-                    if self.consumer.try_release(&known.handle).as_deref() == Some("done")
-                        && self.kills.load(Ordering::SeqCst) == before
-                    {
-                        self.gone.push(known);
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Everything that was acknowledged is there, and nothing else.
-    fn check(&mut self) {
-        for known in self.pinned.clone() {
-            assert_eq!(
-                self.consumer.get(&known.handle, known.len, known.seed),
-                "same",
-                "{known:?}"
-            );
-        }
-        let recent = self.gone.len().saturating_sub(MANY);
-        for known in self.gone.split_off(recent) {
-            assert_eq!(self.consumer.look(&known.handle), "gone", "{known:?}");
-        }
-    }
-
-    fn round(&mut self, round: u64) {
-        let (victim, after) = (self.below(3), Duration::from_micros(self.below(60_000)));
-        let pid = match victim {
-            0 => self.producer.pid(),
-            1 => self.consumer.pid(),
-            _ => self.store.as_ref().unwrap().pid(),
-        };
-        let kills = Arc::clone(&self.kills);
-        let store = (victim == 2).then(|| self.store.take().unwrap());
-        let begin = Instant::now();
-        std::thread::scope(|scope| {
-            let world = Arc::clone(&self.world);
-            let killer = scope.spawn(move || {
-                std::thread::sleep(after.saturating_sub(begin.elapsed()));
-                kills.fetch_add(1, Ordering::SeqCst);
-                // One that has ended by itself shows elsewhere.
-                let _ = kill_process_group(pid, Signal::KILL);
-                // Only a store is waited for by others: they look for it until it is back.
-                let next = store.map(|store| {
-                    store.kill();
-                    let (next, ready) = start(&world);
-                    assert_eq!(ready["lost"], 0, "{ready}");
-                    next
-                });
-                kills.fetch_add(1, Ordering::SeqCst);
-                next
-            });
-            let mut n = 0;
-            while !killer.is_finished() && self.producer.is_alive() && self.consumer.is_alive() {
-                n += 1;
-                self.act(round * 1000 + n);
-            }
-            if let Some(next) = killer.join().unwrap() {
-                self.store = Some(next);
-            }
-        });
-        let again = || Role::start(&self.world.run_dir());
-        match victim {
-            0 => self.producer = again(),
-            1 => self.consumer = again(),
-            _ => {}
-        }
-        self.check();
-    }
-}
-
-#[test]
-fn nothing_is_lost_whoever_is_killed() {
-    let full = std::env::var_os("STAGEWIRE_SOAK").is_some();
-    let rounds = if full { ROUNDS.1 } else { ROUNDS.0 };
-    let world = Arc::new(World::new());
-    let (store, _) = start(&world);
-    let (producer, consumer) = (Role::start(&world.run_dir()), Role::start(&world.run_dir()));
-    let mut scene = Scene {
-        world,
-        store: Some(store),
-        producer,
-        consumer,
-        random: rounds,
-        kills: Arc::default(),
-        pinned: Vec::new(),
-        once: Vec::new(),
-        gone: Vec::new(),
-    };
-    for round in 0..rounds {
-        scene.round(round);
-    }
-    let mut counts = BTreeMap::new();
-    for known in std::mem::take(&mut scene.pinned) {
-        *counts.entry(scene.consumer.release(&known.handle)).or_insert(0) += 1;
-    }
-    assert!(counts.keys().all(|answer| answer == "done"), "{counts:?}");
-    scene.store.take().unwrap().stop();
 }

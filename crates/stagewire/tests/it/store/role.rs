@@ -17,8 +17,6 @@ use stagewire_core::{
 const RUN_DIR: &str = "STAGEWIRE_TEST_ROLE";
 /// How long it tries, while a store is started again.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Longest time that a store takes to be back.
-const RESTART: Duration = Duration::from_secs(10);
 
 /// The process itself, not a test.
 #[tokio::test(flavor = "multi_thread")]
@@ -44,12 +42,9 @@ async fn play() {
                 )
                 .await
             }
-            "get" => get(&connector, decode(words[1]), number(words[2]), number(words[3])).await,
-            "look" => look(&connector, decode(words[1])).await,
-            "release" => match connector.release_handle(&decode(words[1])).await {
-                Ok(()) => "done".to_owned(),
-                Err(error) => error.to_string(),
-            },
+            "get" => get(&connector, &decode(words[1]), number(words[2]), number(words[3])).await,
+            "look" => look(&connector, &decode(words[1]), number(words[2]), number(words[3])).await,
+            "release" => release(&connector, &decode(words[1])).await,
             "attack" => attack(&connector, decode(words[1]), words[2]).await,
             other => panic!("{other}"),
         };
@@ -75,7 +70,8 @@ fn pattern(seed: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-/// Publishes, and has the store take it; asks again where that dies. Gives the handle, in hexadecimal digits.
+/// Publishes, and has the store take it; publishes anew where that dies before it has answered. Gives the handle, in
+/// hexadecimal digits, and how many were published before: a store that is back may have them.
 async fn put(connector: &Arc<Connector>, len: u64, seed: u64, lease: Lease) -> String {
     let entry = Entry {
         name: "bytes".to_owned(),
@@ -83,13 +79,16 @@ async fn put(connector: &Arc<Connector>, len: u64, seed: u64, lease: Lease) -> S
     };
     let manifest = Manifest::new(PayloadKind::Latent, vec![entry]).unwrap();
     let begin = Instant::now();
-    loop {
+    for before in 0.. {
         let mut memory = connector.host().arena().allocate(len).unwrap();
         memory.copy_from_slice(&pattern(seed, len));
         let spec = PublishSpec::new(format!("request {seed}"), manifest.clone(), lease);
         let publication = connector.publish(spec, vec![memory.freeze().into()]).unwrap();
         match connector.store(publication.handle(), None, PATIENCE).await {
-            Ok(handle) => return handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect(),
+            Ok(handle) => {
+                let digits: String = handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+                return format!("{digits} {before}");
+            }
             Err(error) => {
                 assert!(begin.elapsed() < PATIENCE, "{error:?}");
                 connector.release(publication.handle().payload);
@@ -97,24 +96,48 @@ async fn put(connector: &Arc<Connector>, len: u64, seed: u64, lease: Lease) -> S
             }
         }
     }
+    unreachable!("it ends by patience")
 }
 
-/// Consumes and compares: `same`, `other` or `gone`. Asks again where the store dies meanwhile.
-async fn get(connector: &Arc<Connector>, handle: Handle, len: u64, seed: u64) -> String {
+/// Consumes and compares: `same`, `unheard` where nobody knows whether the store has heard that, `other` or `gone`. Asks
+/// again where the store dies meanwhile.
+async fn get(connector: &Arc<Connector>, handle: &Handle, len: u64, seed: u64) -> String {
+    let got = again(async || {
+        let mut consumer = connector.consume(handle.clone(), ConsumeOptions::within(PATIENCE))?;
+        let fetched = consumer.fetch_all().await?;
+        Ok((fetched.tensors[0].to_vec(), consumer.is_acknowledged()))
+    });
+    match got.await {
+        Some((bytes, _)) if bytes != pattern(seed, len) => "other",
+        Some((_, true)) => "same",
+        Some((_, false)) => "unheard",
+        None => "gone",
+    }
+    .to_owned()
+}
+
+/// Whether the store has the payload, which is not consumed by that: `there`, `other` or `gone`.
+async fn look(connector: &Arc<Connector>, handle: &Handle, len: u64, seed: u64) -> String {
+    let seen = again(async || {
+        let mut consumer = connector.consume(handle.clone(), ConsumeOptions::within(PATIENCE))?;
+        let chunk = consumer.next().await?.expect("it has one chunk");
+        Ok(chunk.tensors[0].to_vec())
+    });
+    match seen.await {
+        Some(bytes) if bytes == pattern(seed, len) => "there",
+        Some(_) => "other",
+        None => "gone",
+    }
+    .to_owned()
+}
+
+/// What came of reading a payload, tried again until a store answers; `None` where one says that there is no such payload.
+async fn again<T>(read: impl AsyncFn() -> Result<T, ConsumeError>) -> Option<T> {
     let begin = Instant::now();
     loop {
-        let fetched = async {
-            let mut consumer = connector.consume(handle.clone(), ConsumeOptions::within(PATIENCE))?;
-            consumer.fetch_all().await
-        };
-        match fetched.await {
-            Ok(fetched) => {
-                let same = fetched.tensors[0].to_vec() == pattern(seed, len);
-                return if same { "same" } else { "other" }.to_owned();
-            }
-            Err(error) if error.class() == ErrorClass::NotFound => return "gone".to_owned(),
-            // The next store does not know it.
-            Err(ConsumeError::PeerLost { .. }) if begin.elapsed() > RESTART => return "gone".to_owned(),
+        match read().await {
+            Ok(read) => return Some(read),
+            Err(ConsumeError::Gone { .. }) => return None,
             Err(error) => {
                 assert!(begin.elapsed() < PATIENCE, "{error:?}");
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -123,13 +146,17 @@ async fn get(connector: &Arc<Connector>, handle: Handle, len: u64, seed: u64) ->
     }
 }
 
-/// Whether a store that runs has the payload: `there` or `gone`.
-async fn look(connector: &Arc<Connector>, handle: Handle) -> String {
-    let mut consumer = connector.consume(handle, ConsumeOptions::within(PATIENCE)).unwrap();
-    match consumer.next().await {
-        Ok(_) => "there".to_owned(),
-        Err(ConsumeError::Gone { .. } | ConsumeError::PeerLost { .. }) => "gone".to_owned(),
-        Err(error) => error.to_string(),
+/// Ends a payload, once there is a store to hear that.
+async fn release(connector: &Arc<Connector>, handle: &Handle) -> String {
+    let begin = Instant::now();
+    loop {
+        match connector.release_handle(handle).await {
+            Ok(()) => return "done".to_owned(),
+            Err(error) if matches!(error.class(), ErrorClass::Unavailable | ErrorClass::Deadline) => {
+                assert!(begin.elapsed() < PATIENCE, "{error:?}");
+            }
+            Err(error) => return error.to_string(),
+        }
     }
 }
 
@@ -225,13 +252,15 @@ impl Role {
         self.try_ask(command).unwrap()
     }
 
-    /// Its handle, in hexadecimal digits.
-    pub(super) fn try_put(&mut self, len: u64, seed: u64, lease: &str) -> Option<String> {
-        self.try_ask(&format!("put {len} {seed} {lease}"))
+    /// Its handle, in hexadecimal digits, and how many other payloads may be in the store because of this.
+    pub(super) fn try_put(&mut self, len: u64, seed: u64, lease: &str) -> Option<(String, u64)> {
+        let answer = self.try_ask(&format!("put {len} {seed} {lease}"))?;
+        let (handle, before) = answer.split_once(' ').unwrap();
+        Some((handle.to_owned(), number(before)))
     }
 
     pub(super) fn put(&mut self, len: u64, seed: u64, lease: &str) -> String {
-        self.try_put(len, seed, lease).unwrap()
+        self.try_put(len, seed, lease).unwrap().0
     }
 
     pub(super) fn try_get(&mut self, handle: &str, len: u64, seed: u64) -> Option<String> {
@@ -242,8 +271,8 @@ impl Role {
         self.try_get(handle, len, seed).unwrap()
     }
 
-    pub(super) fn look(&mut self, handle: &str) -> String {
-        self.ask(&format!("look {handle}"))
+    pub(super) fn look(&mut self, handle: &str, len: u64, seed: u64) -> String {
+        self.ask(&format!("look {handle} {len} {seed}"))
     }
 
     pub(super) fn try_release(&mut self, handle: &str) -> Option<String> {
