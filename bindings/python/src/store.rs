@@ -68,6 +68,10 @@ impl HostStore {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        wait(py, self.connector.close())
+        let ended = wait(py, async {
+            self.connector.close().await;
+            self.service.store().close().await
+        })?;
+        ended.map_err(|error| raise_from(py, &error))
     }
 }

@@ -207,6 +207,13 @@ impl Live {
         }
     }
 
+    /// Leaves it to the next process, where that can be.
+    fn leave(&self) {
+        if let Some(keep) = lock(&self.keep).as_ref() {
+            keep.leave();
+        }
+    }
+
     /// Gives up the memory; it goes when the last pin ends.
     fn forget(&self) {
         let keep = lock(&self.keep).take();
@@ -392,8 +399,11 @@ impl Table {
             Gone::Consumed => &self.consumed,
             Gone::Moved(_) => &self.moved,
             Gone::Failed(_) => &self.failed,
-            Gone::Released => &self.released,
+            Gone::Released | Gone::Closed => &self.released,
         };
+        if why == Gone::Closed {
+            live.leave();
+        }
         inner.gone.insert(payload, why);
         drop(inner);
         counter.fetch_add(1, Ordering::Relaxed);

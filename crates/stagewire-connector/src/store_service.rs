@@ -24,7 +24,8 @@ use label::Label;
 /// What making a cached payload again is taken to cost: only those of the same store are compared.
 const CACHED_COST: Duration = Duration::from_secs(1);
 
-/// Takes payloads that other processes put, and holds them until they are released or consumed.
+/// Takes payloads that other processes put, and holds them until they are released or consumed. When its connector closes
+/// it serves nothing any more; what becomes of the payloads then is up to the store.
 ///
 /// A payload keeps its id in the store. Consumers read it as they read one of a producer, from this process.
 #[derive(Debug)]
@@ -281,6 +282,11 @@ impl Keep for Stored {
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.store.remove(self.payload);
         }
+    }
+
+    fn leave(&self) {
+        // What becomes of it is up to the store.
+        self.ended.store(true, Ordering::Release);
     }
 
     async fn bring(&self) -> Result<Option<Brought>, Failure> {

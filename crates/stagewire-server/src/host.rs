@@ -7,8 +7,8 @@ use stagewire_connector::{Connector, ConnectorOptions, StartError, StoreService}
 use stagewire_core::{ByteCount, PayloadId, StageName, Token};
 use stagewire_store::{DurableOptions, HostStore, OpenError, Store, StoreOptions, Survivor, TokenGate, Usage};
 
-/// The server as a holder of payloads. What it holds is there again when the next server opens the same store, unless
-/// it died with this one: the scheduler then has it made again.
+/// The server as a holder of payloads. What it holds is there again when the next server opens the same store, however
+/// this one ends, unless nobody kept the memory meanwhile: the scheduler then has it made again.
 #[derive(Debug)]
 pub(crate) struct StoreHost {
     connector: Arc<Connector>,
@@ -97,11 +97,16 @@ impl StoreHost {
         self.service.store().usage()
     }
 
-    /// Ends it in an orderly way: nothing is kept for the next server.
-    pub(crate) async fn close(&self) {
+    /// Ends it, however the server ends. Payloads are those of jobs that have not ended: they are left to the next
+    /// server. Without any nothing stays behind.
+    pub(crate) async fn leave(&self) {
         self.connector.close().await;
-        if let Err(error) = self.service.store().close() {
-            tracing::warn!(%error, "the keeper of the store's memory was not told to end");
+        match self.service.store().leave().await {
+            Ok(left) if left.objects > 0 => {
+                tracing::info!(payloads = left.objects, nbytes = %left.nbytes, "left the store to the next server");
+            }
+            Ok(_) => {}
+            Err(error) => tracing::error!(%error, "stages of jobs that have not ended will run again"),
         }
     }
 }

@@ -14,7 +14,8 @@
 //! and logs. Names of files are made by the server; what users typed is escaped.
 //!
 //! *Non-guarantees.* Progress and the newest notes of a job's history may be lost in a crash; its state is not.
-//! Payloads in the host store die with the server: their stages run again. The journal grows with the number of jobs.
+//! Payloads in the host store outlive the server, however it ends, only with a keeper ([`ServerOptions::keeper`]) and
+//! for as long as that waits; without, their stages run again. The journal grows with the number of jobs.
 //!
 //! # The HTTP API
 //!

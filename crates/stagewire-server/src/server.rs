@@ -160,7 +160,7 @@ impl Server {
         };
         let (driver, mut drive) = Drive::new(sched, journal, clock, Arc::new(outlet));
         if let Err(error) = drive.begin().await {
-            store.close().await;
+            store.leave().await;
             return Err(error.into());
         }
 
@@ -263,7 +263,8 @@ impl Server {
     }
 
     /// Stops within 5 s: no new requests, streams end, the journal is closed, nothing of the server is left in the run
-    /// directory but the worker token and logs. Jobs stay in the journal; workers run on for their linger time.
+    /// directory but the worker token and logs. Jobs stay in the journal; workers run on for their linger time. What jobs
+    /// that have not ended have in the store is left to the next server, with the keeper; without any nothing is left.
     ///
     /// # Cancel safety
     /// A dropped future goes on stopping, without waiting.
@@ -287,7 +288,7 @@ impl Parts {
         self.stop.cancel();
         wait("the driver", END_DRIVER, &mut self.drive).await;
         self.drive.abort();
-        wait("the store", END_STORE, self.store.close()).await;
+        wait("the store", END_STORE, self.store.leave()).await;
     }
 }
 

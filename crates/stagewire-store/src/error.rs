@@ -12,6 +12,8 @@ use crate::{Digest, Fenced, JournalError, KeeperError, SpillFault, Usage};
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
 pub enum StoreError {
+    #[error("the store is shutting down; ask again once it runs")]
+    Closed,
     #[error("payload {payload} is in the store already ({}); it was not written again", if *sealed { "sealed" } else { "being written" })]
     Exists { payload: PayloadId, sealed: bool },
     #[error("the store has no payload {payload}: it was deleted, or never came")]
@@ -89,6 +91,7 @@ pub enum StoreError {
 impl Classify for StoreError {
     fn class(&self) -> ErrorClass {
         match self {
+            Self::Closed => ErrorClass::Unavailable,
             Self::Exists { .. } | Self::Busy { .. } | Self::Unwritten { .. } => ErrorClass::Conflict,
             Self::NotFound { .. } | Self::NotSealed { .. } => ErrorClass::NotFound,
             Self::Fenced { source, .. } => source.class(),
@@ -106,6 +109,7 @@ impl Classify for StoreError {
 
     fn reason(&self) -> &'static str {
         match self {
+            Self::Closed => "store.closed",
             Self::Exists { .. } => "store.exists",
             Self::NotFound { .. } => "store.not_found",
             Self::NotSealed { .. } => "store.not_sealed",
@@ -153,7 +157,7 @@ impl StoreError {
     /// The payload that the error is about, if it is about one.
     pub const fn payload(&self) -> Option<PayloadId> {
         match self {
-            Self::Unreserved { .. } => None,
+            Self::Closed | Self::Unreserved { .. } => None,
             Self::Exists { payload, .. }
             | Self::NotFound { payload }
             | Self::NotSealed { payload }

@@ -1,5 +1,6 @@
 mod draft;
 mod durable;
+mod end;
 mod expiry;
 mod fetch;
 mod index;
@@ -26,8 +27,7 @@ use crate::journal::{Appended, Record};
 use crate::spill::Spill;
 use crate::stats::Counts;
 use crate::{
-    Draft, JournalError, KeeperError, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats,
-    TokenGate, Usage,
+    Draft, JournalError, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats, TokenGate, Usage,
 };
 use draft::HostDraft;
 use durable::Durable;
@@ -63,17 +63,8 @@ struct Inner {
     departures: OnceLock<mpsc::UnboundedSender<PayloadId>>,
     /// Objects that are gone, though the index on disk still names their memory.
     condemned: Mutex<Vec<Arc<HostObject>>>,
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // Whoever watches the deadlines finds nobody to watch them for.
-        self.deadlines.notify_one();
-        // Before the index goes, which would take the files with it.
-        if let Some(spill) = &self.spill {
-            spill.leave();
-        }
-    }
+    /// What the next process gets. It can be read here until this one ends.
+    left: OnceLock<Vec<Entry>>,
 }
 
 impl fmt::Debug for Inner {
@@ -145,26 +136,6 @@ impl HostStore {
             true
         })
     }
-
-    /// Ends the store in an orderly way: its objects are gone, and so are their files and the keeper of their memory.
-    /// Nothing comes over to the next process. A durable store that is dropped without this leaves everything to that one.
-    /// Blocks for a moment.
-    ///
-    /// # Errors
-    /// [`KeeperError`] where the keeper did not answer; it ends by itself.
-    pub fn close(&self) -> Result<(), KeeperError> {
-        let sealed = self.inner.lock().sealed();
-        for payload in sealed {
-            self.remove(payload);
-        }
-        if let Some(spill) = &self.inner.spill {
-            spill.end();
-        }
-        match &self.inner.durable {
-            Some(durable) => durable.keeping.stop(),
-            None => Ok(()),
-        }
-    }
 }
 
 #[async_trait]
@@ -228,6 +199,7 @@ impl Store for HostStore {
         let fenced = |source| StoreError::Fenced { payload, source };
         self.inner.gate.check(token).map_err(fenced)?;
         let index = self.inner.index(payload);
+        index.check_open()?;
         let Some(slot) = index.slot(payload) else {
             return Err(StoreError::NotFound { payload });
         };
@@ -252,6 +224,7 @@ impl Inner {
             durable: None,
             departures: OnceLock::new(),
             condemned: Mutex::default(),
+            left: OnceLock::new(),
         }
     }
 
@@ -328,8 +301,8 @@ impl Inner {
 
     /// Frees what a sealed object held that the index has no more. Its file goes with it.
     fn part_with(&self, entry: Entry, written: bool) {
-        if let Some(object) = entry.into_object() {
-            self.let_go(object, written);
+        if let Some(object) = entry.object() {
+            self.let_go(Arc::clone(object), written);
         }
     }
 

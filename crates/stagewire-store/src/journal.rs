@@ -227,6 +227,11 @@ impl Journal {
         locations.flatten().map(|location| location.segment).collect()
     }
 
+    /// Whether there is nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().ledger.entries().is_empty()
+    }
+
     /// Everything that there is.
     pub(crate) fn ledger(&self) -> Ledger {
         self.lock().ledger.clone()

@@ -10,7 +10,8 @@
 //! of several writers of one key exactly one gets it, and the others are told. The bytes of all objects stay under the
 //! bound, in whole pages for each part, those included that are gone but still read; an error about space says what
 //! holds it. A store that was opened as a durable one survives the end of its process, however that comes:
-//! what was sealed and not deleted is there again, byte for byte, for the next process; see [`HostStore::open`].
+//! what was sealed and not deleted is there again, byte for byte, for the next process; see [`HostStore::open`] and
+//! [`HostStore::leave`]. Only [`HostStore::close`] ends it with everything in it.
 //!
 //! *Who goes when room is needed.* First [`Retention::Cached`] objects, by GreedyDual-Size-Frequency: cheap, large and
 //! seldom read ones first. Then [`Retention::Held`] ones move to files, if the store has a place for them
@@ -70,7 +71,7 @@ pub use gate::{Fenced, TokenGate};
 pub use host::HostStore;
 pub use journal::JournalError;
 pub use keeper::{KeeperCommand, KeeperError, KeeperOptions, LINGER, run as run_keeper};
-pub use recover::{DurableOptions, OpenError, Recovery, StoreOptions, Survivor};
+pub use recover::{DurableOptions, LeaveError, OpenError, Recovery, StoreOptions, Survivor};
 pub use reservation::Reservation;
 pub use spill::{Digest, SpillFault, SpillOptions};
 pub use stats::StoreStats;

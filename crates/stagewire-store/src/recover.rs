@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use stagewire_core::{ByteCount, PayloadId, Token};
 
-pub use error::OpenError;
+pub use error::{LeaveError, OpenError};
 
 use crate::{KeeperCommand, Share, SpillOptions, TokenGate};
 

@@ -157,7 +157,7 @@ impl Shared {
         }
         self.accept.abort();
         for payload in self.table().ids() {
-            self.table().release(payload, Gone::Released);
+            self.table().release(payload, Gone::Closed);
         }
         self.links.close();
         self.host.stop();

@@ -26,6 +26,9 @@ pub(crate) trait Keep: fmt::Debug + Send + Sync {
     /// Lets nobody read it who does not yet.
     fn close(&self) {}
 
+    /// The process ends, and not the payload: whoever can leaves it to the next one.
+    fn leave(&self) {}
+
     /// Resolves when nobody reads any of it.
     fn unread(&self) -> BoxFuture<'static, ()> {
         std::future::ready(()).boxed()

@@ -16,6 +16,8 @@ pub(crate) enum Gone {
     Expired,
     Moved(Arc<Peer>),
     Failed(Failure),
+    /// The process ends.
+    Closed,
 }
 
 impl Gone {
@@ -26,6 +28,8 @@ impl Gone {
             Self::Expired => Refusal::Expired,
             Self::Moved(store) => Refusal::Moved((**store).clone()),
             Self::Failed(failure) => Refusal::Failed(failure.clone()),
+            // Another process may have it.
+            Self::Closed => Refusal::Unknown,
         }
     }
 }

@@ -3,9 +3,12 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use reqwest::Method;
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use serde_json::json;
 use stagewire_server::{RunDir, Server};
-
 use stagewire_store::{KeeperCommand, KeeperOptions, run_keeper};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::site::{Http, PATIENCE, Site, options, until};
 
@@ -42,8 +45,15 @@ async fn serve() {
     let config = std::fs::read_to_string(dir.join("stagewire.toml")).unwrap();
     let mut options = options(dir.to_owned(), &config);
     options.keeper = std::env::var_os(KEEPS).map(|_| keeper());
+    let mut asked = signal(SignalKind::terminate()).unwrap();
+    // A file that may not grow is an error to whoever writes it, and not the end of the process.
+    let _heard = signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).unwrap();
     let server = Server::start(options).await.unwrap();
-    panic!("the server stopped: {}", server.stopped().await);
+    tokio::select! {
+        _ = asked.recv() => {}
+        _ = server.stopped() => {}
+    }
+    server.shutdown().await;
 }
 
 /// Killed when dropped.
@@ -81,6 +91,33 @@ impl ChildServer {
     /// `kill -9`.
     pub(crate) fn kill(mut self) {
         self.end();
+    }
+
+    /// SIGTERM.
+    pub(crate) fn terminate(mut self) {
+        kill_process(self.pid(), Signal::TERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    /// Lets nothing be written to files any more, and waits until the server has ended because of that.
+    pub(crate) async fn lose_its_disk(mut self) {
+        let nothing = Rlimit {
+            current: Some(0),
+            maximum: None,
+        };
+        prlimit(Some(self.pid()), Resource::Fsize, nothing).unwrap();
+        // Nobody is told that it is there: it cannot be written.
+        let job = json!({"params": {"prompt": "never written"}});
+        let answer = self.http.request(Method::POST, "/v1/jobs").json(&job).send().await;
+        assert!(answer.is_err() || answer.is_ok_and(|answer| !answer.status().is_success()));
+        let status = until("the server to end", || {
+            std::future::ready(self.child.try_wait().unwrap())
+        });
+        assert!(status.await.success());
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
     }
 
     fn end(&mut self) {

@@ -72,51 +72,6 @@ async fn so_they_do_where_their_payloads_outlive_the_server() {
     killed_after(site, &[3, 2, 4], 2).await;
 }
 
-/// What was in the store is there under the next server, and nothing before it runs again.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_the_store_has_is_not_made_again() {
-    let mut site = Site::stored();
-    site.keeps = true;
-    let server = ChildServer::start(&site).await;
-    let workers = Workers::attach(&site.run_dir()).await;
-    let first = server.http.submit("hold").await;
-    server.http.until_stage(&first, "denoise", "running").await;
-    // The conditions of the second one wait in the store for the only denoiser.
-    let second = server.http.submit("a red cat").await;
-    let encoded = server.http.until_stage(&second, "encode", "done").await;
-    server.kill();
-
-    let server = ChildServer::start(&site).await;
-    let (status, _) = server
-        .http
-        .post(&format!("/v1/jobs/{first}/cancel"), &serde_json::json!({}))
-        .await;
-    assert_eq!(status, 202);
-    let shown = server.http.until(&second, &["succeeded", "failed"]).await;
-    assert_eq!(shown["state"], "succeeded", "{shown}");
-    let stages = shown["stages"].as_array().unwrap();
-    let encode = stages.iter().find(|stage| stage["name"] == "encode");
-    assert_eq!(encode, Some(&encoded), "it ran again");
-    let (_, result) = server.http.get(&format!("/v1/jobs/{second}/result")).await;
-    let url = result["artefacts"][0]["url"].as_str().unwrap();
-    let bytes = server
-        .http
-        .request(Method::GET, url)
-        .send()
-        .await
-        .unwrap()
-        .bytes()
-        .await
-        .unwrap();
-    assert_eq!(bytes, video("a red cat", 4));
-    until("the store to be empty", || async {
-        let (_, stats) = server.http.get("/v1/stats").await;
-        (stats["store"]["bytes"] == 0 && stats["store"]["payloads"] == 0).then_some(())
-    })
-    .await;
-    workers.close().await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_attempt_goes_on_under_the_next_server() {
     let site = Site::new();

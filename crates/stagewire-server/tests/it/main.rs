@@ -6,6 +6,7 @@ mod crash;
 mod events;
 mod http;
 mod jobs;
+mod leave;
 mod protocol;
 mod site;
 mod stages;

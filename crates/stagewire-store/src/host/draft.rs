@@ -123,10 +123,7 @@ impl Draft for HostDraft {
             label: self.label,
         };
         let object = Arc::new(HostObject::new(Arc::new(about), parts, self.room));
-        match self.claim.seal(&object) {
-            Ok(true) => Ok(object),
-            Ok(false) => Err(StoreError::NotFound { payload }),
-            Err(source) => Err(StoreError::Index { payload, source }),
-        }
+        self.claim.seal(&object)?;
+        Ok(object)
     }
 }

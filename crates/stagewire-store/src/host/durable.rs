@@ -187,6 +187,35 @@ impl Keeping {
         }
     }
 
+    /// Makes sure that the keeper has everything that the index names, by asking it. Blocks.
+    pub(super) fn make_sure(&self, arena: &Arena, journal: &Journal) -> Result<(), KeeperError> {
+        let turn = self.turn();
+        let link = Arc::clone(&self.state().link);
+        let kept: BTreeSet<_> = match link.fetch() {
+            Ok(segments) => segments.iter().map(|segment| segment.name).collect(),
+            Err(error) => {
+                tracing::debug!(%error, "the keeper did not say what it has");
+                BTreeSet::new()
+            }
+        };
+        if journal.segments().is_subset(&kept) {
+            return Ok(());
+        }
+        self.restart(arena, &turn)
+    }
+
+    /// Tells the keeper to end, without waiting for that: there is nothing to keep.
+    pub(super) fn dismiss(&self) {
+        let link = {
+            let mut state = self.state();
+            if std::mem::replace(&mut state.stopped, true) {
+                return;
+            }
+            Arc::clone(&state.link)
+        };
+        link.dismiss();
+    }
+
     /// Ends the keeper: nothing is to survive.
     pub(super) fn stop(&self) -> Result<(), KeeperError> {
         let _turn = self.turn();

@@ -11,11 +11,13 @@ use super::object::{About, HostObject};
 use super::order::{Class, Order, Rank};
 use crate::journal::Record;
 use crate::spill::{Charge, Spill, SpillFile};
-use crate::{JournalError, Retention, Share, StoreError};
+use crate::{Retention, Share, StoreError};
 
 /// What stands under each key.
 #[derive(Debug, Default)]
 pub(super) struct Index {
+    /// Nothing comes in any more, and nothing is here.
+    closed: bool,
     slots: HashMap<PayloadId, Slot>,
     /// Who wrote what.
     writers: BTreeSet<(Token, PayloadId)>,
@@ -73,8 +75,8 @@ impl Entry {
     }
 
     /// The object, where it is in memory.
-    pub(super) fn into_object(self) -> Option<Arc<HostObject>> {
-        match self.place {
+    pub(super) const fn object(&self) -> Option<&Arc<HostObject>> {
+        match &self.place {
             Place::Memory(object) | Place::Writing(object) => Some(object),
             Place::File(_) | Place::Reading(..) => None,
         }
@@ -91,6 +93,7 @@ impl Index {
 
     /// Begins a draft where the key is free. Gives a number that tells it from every other object under this key.
     pub(super) fn begin(&mut self, payload: PayloadId, token: Option<Token>) -> Result<u64, StoreError> {
+        self.check_open()?;
         if let Some(slot) = self.slots.get(&payload) {
             let sealed = matches!(slot, Slot::Sealed(_));
             return Err(StoreError::Exists { payload, sealed });
@@ -102,12 +105,40 @@ impl Index {
         Ok(serial)
     }
 
+    /// Whether anything is done here at all.
+    pub(super) fn check_open(&self) -> Result<(), StoreError> {
+        if self.closed { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    /// Takes everything out, and nothing in any more; `None` where that was done before. Drafts are aborted.
+    pub(super) fn close(&mut self) -> Option<Vec<Entry>> {
+        if std::mem::replace(&mut self.closed, true) {
+            return None;
+        }
+        let sealed = |slot| match slot {
+            Slot::Draft { .. } => None,
+            Slot::Sealed(entry) => Some(entry),
+        };
+        let slots = std::mem::take(&mut self.slots);
+        self.writers.clear();
+        self.deadlines.clear();
+        self.order = Order::default();
+        self.files = Share::default();
+        Some(slots.into_values().filter_map(sealed).collect())
+    }
+
+    /// Everything that is here.
+    pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.values()
+    }
+
     pub(super) fn slot(&self, payload: PayloadId) -> Option<&Slot> {
         self.slots.get(&payload)
     }
 
     /// Where the sealed object is, which is read now.
     pub(super) fn read(&mut self, payload: PayloadId) -> Result<(Arc<About>, Place), StoreError> {
+        self.check_open()?;
         match self.slots.get_mut(&payload) {
             Some(Slot::Sealed(entry)) => {
                 entry.reads = entry.reads.saturating_add(1);
@@ -177,12 +208,6 @@ impl Index {
             rank,
         };
         self.slots.insert(payload, Slot::Sealed(entry));
-    }
-
-    /// The keys of all sealed objects.
-    pub(super) fn sealed(&self) -> Vec<PayloadId> {
-        let sealed = self.slots.iter().filter(|(_, slot)| matches!(slot, Slot::Sealed(_)));
-        sealed.map(|(payload, _)| *payload).collect()
     }
 
     /// A place in the order for an object in memory that may leave it.
@@ -420,21 +445,24 @@ impl Claim {
         self.payload
     }
 
-    /// Puts the object in the place of the draft; false where that was deleted meanwhile.
-    pub(super) fn seal(&self, object: &Arc<HostObject>) -> Result<bool, JournalError> {
+    /// Puts the object in the place of the draft, unless that was deleted meanwhile.
+    pub(super) fn seal(&self, object: &Arc<HostObject>) -> Result<(), StoreError> {
+        let payload = self.payload;
         let mut index = self.inner.lock();
-        if !index.is_draft(self.payload, self.serial) {
-            return Ok(false);
+        index.check_open()?;
+        if !index.is_draft(payload, self.serial) {
+            return Err(StoreError::NotFound { payload });
         }
         // Under the lock: a delete comes before this record and is heard, or after it and is written.
-        self.inner.journal(|| Record::Sealed(self.payload, object.entry()))?;
+        let written = self.inner.journal(|| Record::Sealed(payload, object.entry()));
+        written.map_err(|source| StoreError::Index { payload, source })?;
         index.put(object.about(), Place::Memory(Arc::clone(object)));
         let next = index.next_deadline();
         drop(index);
         if object.about().deadline.is_some_and(|deadline| next == Some(deadline)) {
             self.inner.deadlines.notify_one();
         }
-        Ok(true)
+        Ok(())
     }
 }
 

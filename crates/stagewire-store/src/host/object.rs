@@ -89,6 +89,13 @@ impl HostObject {
         self.parts.iter().flatten().map(|part| &part.1)
     }
 
+    /// Has its memory stay as it is for another process, see [`Extent::leave`].
+    pub(super) fn leave(&self) {
+        for (extent, _) in self.parts.iter().flatten() {
+            extent.leave();
+        }
+    }
+
     /// Whether somebody beside the index and `others` has it, in this process or another.
     pub(super) fn is_read_beside(self: &Arc<Self>, others: usize) -> bool {
         Arc::strong_count(self) > 1 + others || self.each_region().any(|region| !region.is_idle())

@@ -84,7 +84,7 @@ impl HostStore {
     }
 }
 
-async fn blocking<T: Send + 'static, E: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static, E: Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {
     let done = tokio::task::spawn_blocking(work).await;

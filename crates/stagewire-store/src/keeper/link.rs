@@ -167,6 +167,14 @@ impl Link {
         Ok(())
     }
 
+    /// The same, without waiting. A keeper that does not hear it ends once nobody has come for it.
+    pub(crate) fn dismiss(&self) {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = socket::send(&*socket, &Request::Stop, None) {
+            tracing::debug!(%error, "the keeper was not told to end");
+        }
+    }
+
     fn call(
         &self,
         request: &Request,

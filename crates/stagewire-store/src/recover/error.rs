@@ -79,3 +79,31 @@ impl Classify for OpenError {
         }
     }
 }
+
+/// Why a store could not leave everything to the next process.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaveError {
+    /// Its index could not be written: what was deleted last may be there again.
+    #[error("the store's index is not on the disk: what was deleted last may come back")]
+    Index(#[from] JournalError),
+    /// There is no keeper: what is in memory ends with this process.
+    #[error("nobody keeps the store's memory: its payloads end with this process, apart from those in files")]
+    Keeper(#[from] KeeperError),
+}
+
+impl Classify for LeaveError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Index(source) => source.class(),
+            Self::Keeper(source) => source.class(),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Index(source) => source.reason(),
+            Self::Keeper(source) => source.reason(),
+        }
+    }
+}

@@ -2,6 +2,7 @@
 
 mod child;
 mod files;
+mod leave;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -119,7 +120,7 @@ async fn what_was_sealed_survives_kill_9_of_the_process_and_its_group() {
     assert!(matches!(error, StoreError::Exists { sealed: true, .. }), "{error}");
     let label = recovery.survivors.iter().find(|survivor| survivor.payload == id(1));
     assert_eq!(label.expect("it survived").label, b"label of 1");
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -128,14 +129,14 @@ async fn nothing_stays_behind_after_an_orderly_end() {
     let (host, store, recovery) = reopen(&dir).await;
     assert_eq!(recovery.survivors, []);
     put(&store, 1, 5 * MIB, 1).await.expect("room");
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
     no_keeper(&dir);
     assert_eq!(store.usage().used(), ByteCount(0));
     drop((store, host));
     let (_host, store, recovery) = reopen(&dir).await;
     assert_eq!((recovery.survivors.len(), recovery.lost.objects), (0, 0));
     put(&store, 1, 5, 1).await.expect("the key is free");
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -154,7 +155,7 @@ async fn memory_without_store_and_keeper_is_gone_and_counted() {
     assert_eq!(recovery.survivors.len(), 1, "an object of no bytes needs no memory");
     assert!(store.get(id(1)).await.is_err());
     put(&store, 1, 10, 3).await.expect("the key is free");
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +171,7 @@ async fn a_keeper_that_dies_is_replaced_at_once() {
     let (_host, store, recovery) = reopen(&dir).await;
     assert_eq!((recovery.survivors.len(), recovery.lost.objects), (1, 0));
     check(&store, 1, 10_000, 1).await;
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -207,7 +208,7 @@ async fn a_reader_of_the_dead_process_keeps_its_bytes() {
     // The last object of the old segment goes, and with it the store's own hold on it.
     store.delete(id(2), None).await.expect("it is there");
     assert!(*mapping == *pattern(1, MIB), "what a reader looks at was taken away");
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
     assert!(
         *mapping == *pattern(1, MIB),
         "what a reader looks at went with the keeper"
@@ -248,7 +249,7 @@ async fn a_segment_of_which_little_is_left_is_not_kept() {
     }
     assert_eq!(n, 156, "all of the store can be used");
     assert!(host.arena().stats().resident_bytes <= 2 * LIMIT.0);
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -264,7 +265,7 @@ async fn time_goes_on_while_a_store_is_dead() {
     assert_eq!(left.len(), 1);
     assert!(left[0].is_some_and(|left| left > Duration::from_secs(3500) && left <= Duration::from_secs(3600)));
     check(&store, 2, 1000, 2).await;
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -310,7 +311,7 @@ async fn a_directory_has_one_store_of_one_user() {
     std::fs::write(&index, &whole).expect("written");
     let (_host, store, _) = reopen(&dir).await;
     check(&store, 1, 10_000, 1).await;
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[expect(clippy::print_stdout, reason = "a measurement is there to be read")]
@@ -357,7 +358,7 @@ async fn time_to_recover() {
         "moved {} objects of {} in {:?}",
         recovery.moved.objects, recovery.moved.nbytes, recovery.took
     );
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 /// Killed at random moments, in the middle of whatever it does, and opened by the next process again and again.
@@ -388,7 +389,7 @@ async fn killed_at_any_moment() {
     for n in there.into_keys() {
         store.delete(id(n), None).await.expect("it is there");
     }
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 /// Small and seeded; good enough to choose with.

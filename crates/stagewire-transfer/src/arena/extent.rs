@@ -18,6 +18,8 @@ struct Range {
     reserved: u64,
     /// Whether an [`ExtentWriter`] may still change bytes.
     open: AtomicBool,
+    /// Whether another process may have the bytes when this one is done with them.
+    left: AtomicBool,
 }
 
 impl Range {
@@ -29,6 +31,7 @@ impl Range {
             len,
             reserved,
             open: AtomicBool::new(false),
+            left: AtomicBool::new(false),
         }
     }
 
@@ -39,7 +42,9 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
-        self.arena.free(self.segment.id(), self.offset, self.reserved);
+        if !self.left.load(Ordering::Acquire) {
+            self.arena.free(self.segment.id(), self.offset, self.reserved);
+        }
     }
 }
 
@@ -140,6 +145,12 @@ impl Extent {
     /// The first byte.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.range.segment.at(self.offset())
+    }
+
+    /// Leaves the bytes to another process, which reads them: this arena uses them for nothing else any more, also when
+    /// the last reference is dropped.
+    pub fn leave(&self) {
+        self.range.left.store(true, Ordering::Release);
     }
 
     /// Whether an [`ExtentWriter`] may still change bytes.

@@ -85,7 +85,7 @@ pub(crate) async fn run(args: StoreArgs, global: &Global, output: &Output) -> Re
     let wish = signals.next().await;
     output.topic("store", "stops");
     connector.close().await;
-    service.store().close().map_err(fault)?;
+    service.store().close().await.map_err(fault)?;
     Ok(ended_by(wish))
 }
 

@@ -40,7 +40,7 @@ async fn open(dir: &TempDir) -> (Arc<Host>, HostStore, Recovery) {
 }
 
 /// Waits until nothing of a store that was dropped is left.
-async fn ended(dir: &TempDir) {
+pub(super) async fn ended(dir: &TempDir) {
     until("the store has ended", || {
         let lock = std::fs::File::open(dir.path().join("data/store.lock")).expect("it is there");
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
@@ -84,13 +84,13 @@ async fn objects_in_memory_and_in_files_are_there_again() {
     }
     let gone = store.get(id(3)).await.expect_err("it was deleted");
     assert!(matches!(gone, StoreError::NotFound { .. }), "{gone}");
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
     assert!(files(&dir.path().join("spill")).is_empty(), "files are left");
     drop((store, host));
     ended(&dir).await;
     let (_host, store, recovery) = open(&dir).await;
     assert_eq!(recovery.survivors, [], "something came back");
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -133,7 +133,7 @@ async fn what_is_in_files_survives_the_memory() {
         .await;
         again.expect("the key is free");
     }
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,7 +151,7 @@ async fn a_store_without_the_files_of_the_one_before_is_refused() {
         .await
         .expect("nothing was lost");
     assert_eq!(recovery.survivors.len() as u64, OBJECTS);
-    store.close().expect("the keeper ends");
+    store.close().await.expect("the keeper ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -199,7 +199,7 @@ async fn memory_that_the_index_still_names_is_not_used_again() {
     fetch(&store, id(1000), 1, &[(deleted + 1) * PAGE])
         .await
         .expect("it is there");
-    store.close().expect("it closes");
+    store.close().await.expect("it closes");
     drop((store, host));
     drop(disk);
 }
@@ -224,5 +224,5 @@ async fn files_of_another_store_are_left_alone() {
 
     let (_host, store, recovery) = open(&dir).await;
     assert_eq!(recovery.survivors.len() as u64, OBJECTS);
-    store.close().expect("it closes");
+    store.close().await.expect("it closes");
 }
