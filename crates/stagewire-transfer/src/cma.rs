@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use libc::{c_void, iovec};
+use smallvec::SmallVec;
 use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
 
 use crate::copy::{MoveError, Mover, Piece, Shape};
@@ -21,13 +22,18 @@ use crate::{
 
 const KIND: Kind = Kind::Cma;
 
-/// Pieces that one system call takes: `UIO_MAXIOV` of the kernel.
-const IOV_MAX: usize = 1024;
+/// Pieces that one system call takes: `UIO_MAXIOV` of the kernel, less one for the owner's random word.
+const MAX_PIECES: usize = 1023;
+
+/// Bytes of the owner's random word.
+const WORD: u64 = size_of::<u64>() as u64;
+
+type Vectors = SmallVec<[iovec; 2]>;
 
 /// From so many bytes, two threads copy. Measured: slower at 1 MiB, 1.5 to 2 times as fast at 64 MiB.
 const SHAPE: Shape = Shape {
     large_from: 4 << 20,
-    max_pieces: IOV_MAX,
+    max_pieces: MAX_PIECES,
 };
 
 /// Threads that copy so many bytes.
@@ -127,7 +133,7 @@ impl Pinned for CmaPinned {
             pid: self.grip.link().process().pid,
             address,
             canary: self.grip.link().canary(),
-            _grip: self.grip.clone(),
+            grip: self.grip.clone(),
         };
         pull(&self.grip, records, dst, &options, SHAPE, mover).await
     }
@@ -145,15 +151,20 @@ impl Pinned for CmaPinned {
 struct OutOfProcess {
     pid: u32,
     address: u64,
+    /// Address and value of the owner's random word.
     canary: (u64, u64),
-    _grip: Arc<Grip>,
+    grip: Arc<Grip>,
 }
 
 impl Mover for OutOfProcess {
+    /// Each call reads the owner's random word last. A process that executed another program has the same number and
+    /// lives, but another memory. One call reads one memory, and keeps it as it is even where the process ends meanwhile:
+    /// so the word proves what came before it.
     unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, _large: bool) -> Result<(), MoveError> {
-        for pieces in pieces.chunks(IOV_MAX) {
+        for pieces in pieces.chunks(MAX_PIECES) {
+            let mut word = 0_u64;
             // SAFETY: the caller's contract.
-            let (mut local, mut remote): (Vec<iovec>, Vec<iovec>) = unsafe { self.vectors(pieces, dst) };
+            let (mut local, mut remote) = unsafe { self.vectors(pieces, dst, &raw mut word) };
             let (mut local, mut remote) = (&mut local[..], &mut remote[..]);
             while !local.is_empty() {
                 match read_process(self.pid, local, remote) {
@@ -166,46 +177,57 @@ impl Mover for OutOfProcess {
                     Err(error) if error.raw_os_error() != Some(libc::EFAULT) => return Err(MoveError::Os(error)),
                     _ => {
                         // Another program may be running there by now.
-                        self.verify()?;
+                        let (address, expected) = self.canary;
+                        if !matches!(read_word(self.pid, address), Ok(word) if word == expected) {
+                            return Err(MoveError::Lost);
+                        }
                         let offset = (remote[0].iov_base.addr() as u64).wrapping_sub(self.address);
                         return Err(MoveError::Unreadable { offset });
                     }
                 }
             }
+            if word != self.canary.1 {
+                return Err(MoveError::Lost);
+            }
         }
         Ok(())
     }
 
-    /// Reads the owner's random word once more. A process that executed another program in between has the same number
-    /// and lives, but another memory: what was read of it since is something else.
+    /// The copies have proven what they read; a connection that is over ends pulls all the same.
     fn verify(&self) -> Result<(), MoveError> {
-        let (address, expected) = self.canary;
-        match read_word(self.pid, address) {
-            Ok(word) if word == expected => Ok(()),
-            _ => Err(MoveError::Lost),
+        if self.grip.link().is_open() {
+            Ok(())
+        } else {
+            Err(MoveError::Lost)
         }
     }
 }
 
 impl OutOfProcess {
+    /// The pieces, then the random word.
+    ///
     /// # Safety
     /// The pieces must lie inside the destination.
-    unsafe fn vectors(&self, pieces: &[Piece], dst: NonNull<u8>) -> (Vec<iovec>, Vec<iovec>) {
+    unsafe fn vectors(&self, pieces: &[Piece], dst: NonNull<u8>, word: *mut u64) -> (Vectors, Vectors) {
         let vector = |base: *mut c_void, len: u64| iovec {
             iov_base: base,
             iov_len: len as usize,
         };
-        let local = pieces.iter().map(|piece| {
+        // An address of another process: it only becomes a pointer because the system call wants one.
+        let there = |address: u64, len: u64| vector(std::ptr::without_provenance_mut(address as usize), len);
+        let (mut local, mut remote) = (
+            Vectors::with_capacity(pieces.len() + 1),
+            Vectors::with_capacity(pieces.len() + 1),
+        );
+        for piece in pieces {
             // SAFETY: the caller's contract.
             let base = unsafe { dst.add(piece.dst as usize) };
-            vector(base.as_ptr().cast(), piece.len)
-        });
-        let remote = pieces.iter().map(|piece| {
-            // An address of another process: it only becomes a pointer because the system call wants one.
-            let address = self.address.wrapping_add(piece.src);
-            vector(std::ptr::without_provenance_mut(address as usize), piece.len)
-        });
-        (local.collect(), remote.collect())
+            local.push(vector(base.as_ptr().cast(), piece.len));
+            remote.push(there(self.address.wrapping_add(piece.src), piece.len));
+        }
+        local.push(vector(word.cast(), WORD));
+        remote.push(there(self.canary.0, WORD));
+        (local, remote)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Copies in the background: a plan cut into batches, threads that take one batch after the other.
+//! Copies: short ones at once, others in the background, by threads that take one batch of the plan after the other.
 
 mod plain;
 mod plan;
@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 
 pub(crate) use plain::copy_plain;
 pub use plan::MAX_ROWS;
-pub(crate) use plan::{Piece, Plan, Shape};
+pub(crate) use plan::{Piece, Plan, Shape, Written};
 pub(crate) use streaming::copy_streaming;
 
 use crate::target::Claim;
@@ -34,7 +34,7 @@ pub(crate) trait Mover: Send + Sync + 'static {
     /// Each piece must lie inside source and destination, and nobody else may touch its destination.
     unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, large: bool) -> Result<(), MoveError>;
 
-    /// Tells, after the last copy, whether all of them read the pinned memory, provided that its owner still lives.
+    /// Tells, after the last copy, whether all of them read memory that was in place until then.
     fn verify(&self) -> Result<(), MoveError>;
 }
 
@@ -75,18 +75,27 @@ struct Finish {
     done: oneshot::Sender<Result<Claim, MoveError>>,
 }
 
-/// Runs a plan and gives the claim back, to be committed if the owner still lives.
+/// Whether a plan is copied sooner on the thread that asks than handed over.
+pub(crate) fn is_short(plan: &Plan) -> bool {
+    plan.bytes() <= INLINE_BYTES && plan.pieces_count() <= INLINE_PIECES
+}
+
+/// Runs a plan on this thread.
+pub(crate) fn at_once(plan: &Plan, mover: &impl Mover, claim: &Claim) -> Result<(), MoveError> {
+    for batch in plan.batches() {
+        // SAFETY: the plan was made for these lengths, and the claim reserves the destination.
+        unsafe { mover.copy(plan.pieces(batch), claim.base(), plan.is_large())? };
+    }
+    mover.verify()
+}
+
+/// Runs a plan and gives the claim back, to be committed.
 ///
 /// # Cancel safety
 /// When the future is dropped, the batches under way end, no other begins, and then the claim is given up.
 pub(crate) async fn run<M: Mover>(plan: Plan, mover: M, claim: Claim) -> Result<Claim, MoveError> {
-    if plan.bytes() <= INLINE_BYTES && plan.pieces_count() <= INLINE_PIECES {
-        for batch in plan.batches() {
-            // SAFETY: the plan was made for these lengths, and the claim reserves the destination.
-            unsafe { mover.copy(plan.pieces(batch), claim.base(), plan.is_large())? };
-        }
-        mover.verify()?;
-        return Ok(claim);
+    if is_short(&plan) {
+        return at_once(&plan, &mover, &claim).map(|()| claim);
     }
     let batches = plan.batches().len();
     let (done, finished) = oneshot::channel();

@@ -16,7 +16,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, ProcessRef};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{SetOnce, oneshot, watch};
 
 pub(crate) use ask::AskError;
 pub(crate) use connect::{Links, Opened, Route};
@@ -53,7 +53,7 @@ pub(crate) struct Link {
     pending: Mutex<Pending>,
     segments: Mutex<HashMap<u64, Arc<PeerSegment>>>,
     /// Why it is over, once it is.
-    lost: watch::Sender<Option<String>>,
+    lost: SetOnce<String>,
 }
 
 /// Requests without an answer.
@@ -102,7 +102,12 @@ impl Link {
 
     /// Whether the peer lives and the connection stands.
     pub(crate) fn is_alive(&self) -> bool {
-        self.lost.borrow().is_none() && self.watch.as_ref().is_none_or(ProcessWatch::is_alive)
+        self.is_open() && self.watch.as_ref().is_none_or(ProcessWatch::is_alive)
+    }
+
+    /// Whether the connection stands.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.lost.initialized()
     }
 
     /// Whether the peer's process is known to have ended.
@@ -112,16 +117,12 @@ impl Link {
 
     /// Resolves when the connection is over, with the reason.
     pub(crate) async fn closed(&self) -> String {
-        let mut lost = self.lost.subscribe();
-        match lost.wait_for(Option::is_some).await {
-            Ok(how) => how.clone().unwrap_or_default(),
-            Err(_) => unreachable!("the sender is part of this link"),
-        }
+        self.lost.wait().await.clone()
     }
 
     /// The error for whatever was going on when the peer was lost.
     pub(crate) fn peer_lost(&self) -> TransferError {
-        let how = self.lost.borrow().clone();
+        let how = self.lost.get().cloned();
         TransferError::PeerLost {
             peer: self.peer,
             pid: self.process().pid,
@@ -221,11 +222,8 @@ impl Link {
     }
 
     fn end(&self, how: String) {
-        self.lost.send_if_modified(|lost| {
-            let first = lost.is_none();
-            lost.get_or_insert(how);
-            first
-        });
+        // The first reason stands.
+        let _ = self.lost.set(how);
         let waiting = {
             let mut pending = lock(&self.pending);
             pending.closed = true;
@@ -249,7 +247,7 @@ impl fmt::Debug for Link {
         f.debug_struct("Link")
             .field("peer", &self.peer)
             .field("process", &self.process())
-            .field("lost", &*self.lost.borrow())
+            .field("lost", &self.lost.get())
             .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,5 @@
 //! The way every pull goes, whatever moves its bytes.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use stagewire_core::{Device, Record};
@@ -8,8 +7,70 @@ use stagewire_core::{Device, Record};
 use crate::copy::{self, MoveError, Mover, Plan, Shape};
 use crate::link::Grip;
 use crate::target::Claim;
-use crate::transport::Direction;
+use crate::transport::{Attempt, Direction};
 use crate::{Target, TransferError, TransferOptions};
+
+/// A pull that is checked and planned, of which no byte has moved. Dropped, it has failed.
+struct Pull<'a> {
+    grip: &'a Grip,
+    attempt: Attempt<'a>,
+    plan: Plan,
+    claim: Claim,
+}
+
+impl<'a> Pull<'a> {
+    fn begin(grip: &'a Grip, records: &[Record], dst: &Target, shape: Shape) -> Result<Self, TransferError> {
+        let attempt = grip.link().meter(grip.kind()).begin(Direction::Pull);
+        let (plan, written) = Plan::new(records, grip.len(), dst.len(), shape)?;
+        let claim = dst.claim(written)?;
+        Ok(Self {
+            grip,
+            attempt,
+            plan,
+            claim,
+        })
+    }
+
+    /// Copies on this thread, before anything else happens on it: there is nothing to watch, to wait for, or to bound.
+    fn at_once(self, mover: &impl Mover) -> Result<(), TransferError> {
+        copy::at_once(&self.plan, mover, &self.claim).map_err(|error| failed(self.grip, error))?;
+        let bytes = self.plan.bytes();
+        succeeded(self.grip, self.attempt, self.claim, bytes);
+        Ok(())
+    }
+
+    /// Has `transfer` fill the claim, as [`pull_with`] says.
+    async fn by<F>(
+        self,
+        options: &TransferOptions,
+        transfer: impl FnOnce(Plan, Claim) -> F,
+    ) -> Result<(), TransferError>
+    where
+        F: Future<Output = Result<Claim, TransferError>>,
+    {
+        let Self {
+            grip,
+            attempt,
+            plan,
+            mut claim,
+        } = self;
+        let (link, bytes) = (grip.link(), plan.bytes());
+        let operation = async {
+            claim.spend(link.budget().spend(grip.kind(), bytes).await);
+            transfer(plan, claim).await
+        };
+        let claim = link.bounded("the pull", grip.region(), options, operation).await?;
+        succeeded(grip, attempt, claim, bytes);
+        Ok(())
+    }
+}
+
+/// Every byte is exact: they count.
+fn succeeded(grip: &Grip, attempt: Attempt<'_>, claim: Claim, bytes: u64) {
+    claim.commit();
+    attempt.succeeded(bytes);
+    grip.link().counters().copied_bytes.fetch_add(bytes, Ordering::Relaxed);
+}
 
 /// Checks and plans a pull, has `transfer` fill the claim while the peer lives and the deadline allows, and commits.
 ///
@@ -17,7 +78,7 @@ use crate::{Target, TransferError, TransferOptions};
 /// [`Grip::still_held`], by [`Grip::confirm`], or because the owner itself sent the bytes under that pin. Dropped, it
 /// must not give up the claim before nothing writes to its bytes any more.
 pub(crate) async fn pull_with<F>(
-    grip: &Arc<Grip>,
+    grip: &Grip,
     records: &[Record],
     dst: &Target,
     options: &TransferOptions,
@@ -27,21 +88,7 @@ pub(crate) async fn pull_with<F>(
 where
     F: Future<Output = Result<Claim, TransferError>>,
 {
-    let link = grip.link();
-    let meter = link.meter(grip.kind());
-    let attempt = meter.begin(Direction::Pull);
-    let (plan, written) = Plan::new(records, grip.len(), dst.len(), shape)?;
-    let mut claim = dst.claim(written)?;
-    let bytes = plan.bytes();
-    let operation = async {
-        claim.spend(link.budget().spend(grip.kind(), bytes).await);
-        transfer(plan, claim).await
-    };
-    let claim = link.bounded("the pull", grip.region(), options, operation).await?;
-    claim.commit();
-    attempt.succeeded(bytes);
-    link.counters().copied_bytes.fetch_add(bytes, Ordering::Relaxed);
-    Ok(())
+    Pull::begin(grip, records, dst, shape)?.by(options, transfer).await
 }
 
 /// What transports answer of which nobody maps the memory.
@@ -61,9 +108,9 @@ pub(crate) fn host_memory(transport: &'static str, dst: &Target) -> Result<(), T
     }
 }
 
-/// A pull whose bytes a [`Mover`] copies, on blocking threads.
+/// A pull whose bytes a [`Mover`] copies: at once where it is short, else on blocking threads.
 pub(crate) async fn pull<M: Mover>(
-    grip: &Arc<Grip>,
+    grip: &Grip,
     records: &[Record],
     dst: &Target,
     options: &TransferOptions,
@@ -71,26 +118,34 @@ pub(crate) async fn pull<M: Mover>(
     mover: M,
 ) -> Result<(), TransferError> {
     host_memory(grip.kind().name(), dst)?;
+    let pull = Pull::begin(grip, records, dst, shape)?;
+    if copy::is_short(&pull.plan) {
+        return pull.at_once(&mover);
+    }
+    let copied = pull.by(options, |plan, claim| async move {
+        copy::run(plan, mover, claim).await.map_err(|error| failed(grip, error))
+    });
+    // In a box of its own, so that a short pull carries nothing of it.
+    Box::pin(copied).await
+}
+
+/// The error that a failed copy means.
+fn failed(grip: &Grip, error: MoveError) -> TransferError {
     let (link, region) = (grip.link(), grip.region());
-    pull_with(grip, records, dst, options, shape, |plan, claim| async move {
-        let claim = copy::run(plan, mover, claim).await.map_err(|error| match error {
-            MoveError::Lost => link.peer_lost(),
-            _ if !link.is_alive() => link.peer_lost(),
-            MoveError::Unreadable { offset } => TransferError::Unreadable {
-                peer: link.peer(),
-                pid: link.process().pid,
-                region,
-                offset,
-            },
-            MoveError::Os(error) => TransferError::Io {
-                peer: link.peer(),
-                region,
-                what: "copy",
-                error,
-            },
-        })?;
-        grip.still_held()?;
-        Ok(claim)
-    })
-    .await
+    match error {
+        MoveError::Lost => link.peer_lost(),
+        _ if !link.is_alive() => link.peer_lost(),
+        MoveError::Unreadable { offset } => TransferError::Unreadable {
+            peer: link.peer(),
+            pid: link.process().pid,
+            region,
+            offset,
+        },
+        MoveError::Os(error) => TransferError::Io {
+            peer: link.peer(),
+            region,
+            what: "copy",
+            error,
+        },
+    }
 }

@@ -157,7 +157,7 @@ impl Pinned for ShmPinned {
     async fn pull(&self, records: &[Record], dst: &Target, options: TransferOptions) -> Result<(), TransferError> {
         let mover = OutOfMapping {
             src: self.base()?,
-            _grip: self.grip.clone(),
+            grip: self.grip.clone(),
         };
         pull(&self.grip, records, dst, &options, SHAPE, mover).await
     }
@@ -177,7 +177,7 @@ impl Keep for Grip {}
 /// Copies out of a mapped segment, which the grip keeps.
 struct OutOfMapping {
     src: NonNull<u8>,
-    _grip: Arc<Grip>,
+    grip: Arc<Grip>,
 }
 
 // SAFETY: read-only shared memory without thread affinity.
@@ -202,8 +202,7 @@ impl Mover for OutOfMapping {
         Ok(())
     }
 
-    /// The mapping stays what it was, whatever happens to its owner.
     fn verify(&self) -> Result<(), MoveError> {
-        Ok(())
+        self.grip.still_held().map_err(|_| MoveError::Lost)
     }
 }

@@ -17,6 +17,7 @@ use stagewire_core::Device;
 
 use crate::budget::Spent;
 use crate::buffer::Buffer;
+use crate::copy::Written;
 use crate::{Extent, ExtentMut, TargetError};
 
 /// Pause between two looks whether a target is idle.
@@ -197,7 +198,8 @@ impl Target {
     }
 
     /// Claims the bytes of `rows`, sorted and disjoint, for one pull.
-    pub(crate) fn claim(&self, rows: Vec<Range<u64>>) -> Result<Claim, TargetError> {
+    pub(crate) fn claim(&self, rows: impl Into<Written>) -> Result<Claim, TargetError> {
+        let rows = rows.into();
         self.inner.ledger().claim(&rows)?;
         Ok(Claim {
             inner: self.inner.clone(),
@@ -228,7 +230,8 @@ impl Inner {
 /// Bytes of a target that one pull writes. Dropped without [`Claim::commit`], they count as never written.
 pub(crate) struct Claim {
     inner: Arc<Inner>,
-    rows: Vec<Range<u64>>,
+    /// Empty once they are committed.
+    rows: Written,
     /// Counts as in flight as long as anything may write.
     spent: Option<Spent>,
 }
@@ -252,7 +255,9 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.inner.ledger().give_up(&self.rows);
+        if !self.rows.is_empty() {
+            self.inner.ledger().give_up(&self.rows);
+        }
     }
 }
 
@@ -261,7 +266,7 @@ mod tests {
     use super::*;
 
     fn claim(target: &Target, row: Range<u64>) -> Result<Claim, TargetError> {
-        target.claim(std::iter::once(row).collect())
+        target.claim([row])
     }
 
     #[test]

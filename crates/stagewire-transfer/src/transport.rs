@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use stagewire_core::{Capability, Device, Peer, Record, RegionRef, TransportAddress};
 
 pub use stats::TransferStats;
-pub(crate) use stats::{Direction, Meter};
+pub(crate) use stats::{Attempt, Direction, Meter};
 
 use crate::{ConnectError, Mapping, Memory, Region, RegisterError, Target, TransferError};
 

@@ -1,5 +1,6 @@
 use std::ops::Range;
 
+use smallvec::SmallVec;
 use stagewire_core::{Record, RecordError};
 
 use crate::TransferError;
@@ -28,23 +29,28 @@ pub(crate) struct Shape {
     pub(crate) max_pieces: usize,
 }
 
-/// What one pull copies: checked, merged, and cut into batches.
+/// Destination bytes, sorted and disjoint.
+pub(crate) type Written = SmallVec<[Range<u64>; 1]>;
+
+type Pieces = SmallVec<[Piece; 1]>;
+
+/// What one pull copies: checked, merged, and cut into batches. That of one piece allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pieces: Vec<Piece>,
-    batches: Vec<Range<usize>>,
+    pieces: Pieces,
+    batches: SmallVec<[Range<usize>; 1]>,
     bytes: u64,
     large: bool,
 }
 
 impl Plan {
-    /// Checks the records and cuts them. Gives the plan, and the destination bytes it writes, sorted and disjoint.
+    /// Checks the records and cuts them. Gives the plan, and the destination bytes it writes.
     pub(crate) fn new(
         records: &[Record],
         src_len: u64,
         dst_len: u64,
         shape: Shape,
-    ) -> Result<(Self, Vec<Range<u64>>), TransferError> {
+    ) -> Result<(Self, Written), TransferError> {
         let mut rows = 0_u64;
         let mut bytes = 0_u64;
         for (index, record) in records.iter().enumerate() {
@@ -58,8 +64,8 @@ impl Plan {
         if rows > MAX_ROWS {
             return Err(TransferError::TooManyRows { rows, max: MAX_ROWS });
         }
-        let rows = merge(records);
-        let written = written(&rows)?;
+        let written = written(records)?;
+        let rows = merge(records, rows as usize);
         let large = bytes >= shape.large_from;
         let pieces = if large { split(rows) } else { rows };
         let max_bytes = if large { BATCH } else { u64::MAX };
@@ -94,42 +100,78 @@ impl Plan {
     }
 }
 
-/// The rows of all records; those that go on where the one before ends, on both sides, become one piece.
-fn merge(records: &[Record]) -> Vec<Piece> {
-    let mut pieces: Vec<Piece> = Vec::new();
-    for record in records
+/// Records with a byte, as few rows each as possible.
+fn merged(records: &[Record]) -> impl Iterator<Item = Record> {
+    records
         .iter()
         .map(|record| record.merged())
-        .filter(|record| record.width > 0)
-    {
-        for (src, dst) in record.row_offsets() {
-            let len = record.width;
-            match pieces.last_mut() {
-                Some(last) if last.src + last.len == src && last.dst + last.len == dst => last.len += len,
-                _ => pieces.push(Piece { src, dst, len }),
+        .filter(|record| record.width > 0 && record.rows > 0)
+}
+
+/// The rows of all records, at most so many; a record that goes on where the one before ends, on both sides, adds to its
+/// last piece.
+fn merge(records: &[Record], most: usize) -> Pieces {
+    let mut pieces = Pieces::with_capacity(most);
+    for record in merged(records) {
+        let len = record.width;
+        let mut rows = record.row_offsets().map(|(src, dst)| Piece { src, dst, len });
+        // Rows of one record that go on like that are one row by now.
+        match (pieces.last_mut(), rows.next()) {
+            (Some(last), Some(first)) if last.src + last.len == first.src && last.dst + last.len == first.dst => {
+                last.len += len;
             }
+            (_, first) => pieces.extend(first),
         }
+        pieces.extend(rows);
     }
     pieces
 }
 
 /// The destination bytes, each proven to be written once.
-fn written(pieces: &[Piece]) -> Result<Vec<Range<u64>>, TransferError> {
-    let mut rows: Vec<Range<u64>> = pieces.iter().map(|piece| piece.dst..piece.dst + piece.len).collect();
+fn written(records: &[Record]) -> Result<Written, TransferError> {
+    let rows = || merged(records).flat_map(destination);
+    if rows().is_sorted_by_key(|row| row.start) {
+        return united(rows());
+    }
+    let mut rows: Vec<Range<u64>> = rows().collect();
     rows.sort_unstable_by_key(|row| row.start);
-    let mut merged: Vec<Range<u64>> = Vec::with_capacity(rows.len());
+    united(rows)
+}
+
+/// The destination bytes of a checked record: all of them at once, or row by row where they have gaps.
+fn destination(record: Record) -> impl Iterator<Item = Range<u64>> {
+    let Record {
+        dst_offset,
+        dst_pitch,
+        width,
+        rows,
+        ..
+    } = record;
+    let (rows, len) = if dst_pitch == width {
+        (1, width * rows)
+    } else {
+        (rows, width)
+    };
+    (0..rows)
+        .map(move |row| dst_offset + row * dst_pitch)
+        .map(move |start| start..start + len)
+}
+
+/// Sorted rows; those that touch become one.
+fn united(rows: impl IntoIterator<Item = Range<u64>>) -> Result<Written, TransferError> {
+    let mut united = Written::new();
     for row in rows {
-        match merged.last_mut() {
+        match united.last_mut() {
             Some(last) if row.start < last.end => return Err(TransferError::Overlap { byte: row.start }),
             Some(last) if row.start == last.end => last.end = row.end,
-            _ => merged.push(row),
+            _ => united.push(row),
         }
     }
-    Ok(merged)
+    Ok(united)
 }
 
 /// Cuts long pieces, so that the threads end at about the same time.
-fn split(pieces: Vec<Piece>) -> Vec<Piece> {
+fn split(pieces: Pieces) -> Pieces {
     let parts = |piece: Piece| {
         (0..piece.len).step_by(BATCH as usize).map(move |at| Piece {
             src: piece.src + at,
@@ -141,8 +183,8 @@ fn split(pieces: Vec<Piece>) -> Vec<Piece> {
 }
 
 /// Groups pieces into batches within both bounds; a single piece may exceed `max_bytes`.
-fn cut(pieces: &[Piece], max_bytes: u64, max_pieces: usize) -> Vec<Range<usize>> {
-    let mut batches: Vec<Range<usize>> = Vec::new();
+fn cut(pieces: &[Piece], max_bytes: u64, max_pieces: usize) -> SmallVec<[Range<usize>; 1]> {
+    let mut batches: SmallVec<[Range<usize>; 1]> = SmallVec::new();
     let mut bytes = 0_u64;
     for (index, piece) in pieces.iter().enumerate() {
         bytes = bytes.saturating_add(piece.len);
@@ -168,7 +210,7 @@ mod tests {
         max_pieces: 1024,
     };
 
-    fn plan(records: &[Record], src: u64, dst: u64) -> Result<(Plan, Vec<Range<u64>>), TransferError> {
+    fn plan(records: &[Record], src: u64, dst: u64) -> Result<(Plan, Written), TransferError> {
         Plan::new(records, src, dst, SHAPE)
     }
 
@@ -188,6 +230,9 @@ mod tests {
         let (large, written) = plan(&[Record::contiguous(0, 0, 10 * BATCH + 1)], u64::MAX, u64::MAX).expect("legal");
         assert_eq!((large.batches().len(), large.pieces.len()), (11, 11));
         assert_eq!((written.len(), &written[0]), (1, &(0..10 * BATCH + 1)));
+        let (short, written) = plan(&[Record::contiguous(3, 4, 4096)], 1 << 20, 1 << 20).expect("legal");
+        let allocated = short.pieces.spilled() || short.batches.spilled() || written.spilled();
+        assert!(!allocated, "the plan of one piece allocates");
         let (small, _) = plan(&[rows(3000, 8, 16, 8)], 1 << 20, 1 << 20).expect("legal");
         assert_eq!(small.batches(), [0..1024, 1024..2048, 2048..3000]);
         let (narrow, _) = plan(&[rows(1 << 16, 64, 128, 64)], 1 << 30, 1 << 30).expect("legal");

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, ProcessRef};
-use tokio::sync::watch;
+use tokio::sync::{SetOnce, watch};
 
 use super::{Link, lock, unix};
 use crate::ConnectError;
@@ -124,7 +124,7 @@ impl Links {
             next_request: AtomicU64::new(0),
             pending: Mutex::default(),
             segments: Mutex::default(),
-            lost: watch::Sender::new(None),
+            lost: SetOnce::new(),
         });
         let (running, links) = (link.clone().run(self.stop.clone()), Arc::downgrade(self));
         tokio::spawn(async move {

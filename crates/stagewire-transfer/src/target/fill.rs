@@ -4,7 +4,7 @@ use std::slice;
 use stagewire_core::{Device, Record};
 
 use super::{Claim, Target};
-use crate::copy::{self, MoveError, Mover, Piece, Plan, copy_plain, copy_streaming};
+use crate::copy::{self, MoveError, Mover, Piece, Plan, Written, copy_plain, copy_streaming};
 use crate::shm::SHAPE;
 use crate::{Memory, TargetError};
 
@@ -53,8 +53,8 @@ impl Target {
             return Err(TargetError::Device { device });
         }
         let all = 0..self.len();
-        let rows = std::iter::once(all).filter(|all| !all.is_empty());
-        let claim = self.claim(rows.collect())?;
+        let rows: Written = std::iter::once(all).filter(|all| !all.is_empty()).collect();
+        let claim = self.claim(rows)?;
         Ok(Filling {
             claim,
             len: self.len() as usize,

@@ -1,5 +1,8 @@
-use std::collections::BTreeMap;
+mod ordered;
+
 use std::ops::Range;
+
+use ordered::Ordered;
 
 use crate::TargetError;
 
@@ -48,8 +51,8 @@ impl Ledger {
     }
 
     pub(super) fn reset(&mut self) -> Result<(), TargetError> {
-        match self.writing.0.first_key_value() {
-            Some((&start, &end)) => Err(TargetError::Busy { start, end }),
+        match self.writing.0.first() {
+            Some(Range { start, end }) => Err(TargetError::Busy { start, end }),
             None => {
                 self.written = RangeSet::default();
                 Ok(())
@@ -58,49 +61,46 @@ impl Ledger {
     }
 }
 
-/// Disjoint ranges that never touch, as start → end.
+/// Disjoint ranges that never touch.
 #[derive(Debug, Default)]
-struct RangeSet(BTreeMap<u64, u64>);
+struct RangeSet(Ordered);
 
 impl RangeSet {
     /// The first range that shares a byte with this one.
     fn overlap(&self, range: &Range<u64>) -> Option<Range<u64>> {
-        let (&start, &end) = self.0.range(..range.end).next_back()?;
-        (end > range.start).then_some(start..end)
+        self.0.last_before(range.end).filter(|other| other.end > range.start)
     }
 
     fn covers(&self, range: &Range<u64>) -> bool {
-        self.0
-            .range(..=range.start)
-            .next_back()
-            .is_some_and(|(_, end)| *end >= range.end)
+        let around = self.0.last_before(range.start.saturating_add(1));
+        around.is_some_and(|other| other.end >= range.end)
     }
 
     /// Adds a range that overlaps none.
     fn insert(&mut self, mut range: Range<u64>) {
-        if let Some((&start, &end)) = self.0.range(..=range.start).next_back()
+        if let Some(Range { start, end }) = self.0.last_before(range.start)
             && end == range.start
         {
-            self.0.remove(&start);
+            self.0.take(start);
             range.start = start;
         }
-        if let Some(end) = self.0.remove(&range.end) {
+        if let Some(end) = self.0.take(range.end) {
             range.end = end;
         }
-        self.0.insert(range.start, range.end);
+        self.0.put(range);
     }
 
     /// Removes a range that is wholly inside.
     fn remove(&mut self, range: &Range<u64>) {
-        let Some((&start, &end)) = self.0.range(..=range.start).next_back() else {
+        let Some(Range { start, end }) = self.0.last_before(range.start.saturating_add(1)) else {
             return;
         };
-        self.0.remove(&start);
+        self.0.take(start);
         if start < range.start {
-            self.0.insert(start, range.start);
+            self.0.put(start..range.start);
         }
         if range.end < end {
-            self.0.insert(range.end, end);
+            self.0.put(range.end..end);
         }
     }
 }
