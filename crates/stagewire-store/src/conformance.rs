@@ -7,45 +7,167 @@
 //! }
 //! ```
 //!
-//! Every check panics with what was broken. A store under test has an open gate; gates are checked apart, by
-//! [`tokens_are_checked`].
+//! Every check panics with what was broken. What a store cannot do, it says in [`Store::abilities`]: the checks of that are
+//! skipped, visibly. A store under test has an open gate; gates are checked apart, by [`tokens_are_checked`].
 
+mod objects;
+mod room;
+mod tokens;
+
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use stagewire_core::{Attempt, ByteCount, Classify, Epoch, ErrorClass, JobId, PayloadId, Token};
+use stagewire_core::{ByteCount, PayloadId};
 use stagewire_transfer::Target;
 use uuid::Uuid;
 
-use crate::{NewObject, Object, Retention, Share, Store, StoreError, TokenGate};
+use crate::{NewObject, Object, Retention, Store, StoreAbilities, StoreError};
+
+pub use objects::*;
+pub use room::*;
+pub use tokens::tokens_are_checked;
 
 /// Bytes of the stores that the checks ask for.
 pub const LIMIT: ByteCount = ByteCount(1 << 20);
 
-/// Runs every check but [`tokens_are_checked`], each on a fresh store of [`LIMIT`] bytes.
+/// Result of one check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// Name of the check.
+    pub check: &'static str,
+    /// What is wrong.
+    pub problem: Option<String>,
+    /// Why it was not run, where it was not.
+    pub skipped: Option<&'static str>,
+}
+
+type Run = for<'a> fn(&'a Arc<dyn Store>) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// One rule.
+struct Check {
+    name: &'static str,
+    /// Why it does not apply to a store of these abilities.
+    missing: fn(StoreAbilities) -> Option<&'static str>,
+    run: Run,
+}
+
+const fn nothing(_: StoreAbilities) -> Option<&'static str> {
+    None
+}
+
+fn bound(abilities: StoreAbilities) -> Option<&'static str> {
+    (!abilities.bound).then_some("it does not know what holds its space")
+}
+
+fn retention(abilities: StoreAbilities) -> Option<&'static str> {
+    (!abilities.retention).then_some("it has an order of its own for what leaves when room is short")
+}
+
+fn deadlines(abilities: StoreAbilities) -> Option<&'static str> {
+    (!abilities.deadlines).then_some("it ends no object by itself")
+}
+
+fn order_and_deadlines(abilities: StoreAbilities) -> Option<&'static str> {
+    retention(abilities).or_else(|| deadlines(abilities))
+}
+
+fn deletes_drafts(abilities: StoreAbilities) -> Option<&'static str> {
+    (!abilities.deletes_drafts).then_some("only its writer ends a draft")
+}
+
+/// Names of functions become names of checks.
+macro_rules! checks {
+    ($($missing:ident: $name:ident $how:tt),* $(,)?) => {
+        &[$(Check {
+            name: stringify!($name),
+            missing: $missing,
+            run: |store| checks!(@ $how store, $name),
+        }),*]
+    };
+    (@ one $store:ident, $name:ident) => { Box::pin($name(&**$store)) };
+    (@ shared $store:ident, $name:ident) => { Box::pin($name($store)) };
+}
+
+const CHECKS: &[Check] = checks![
+    nothing: objects_come_back_exact one,
+    nothing: nobody_reads_what_is_not_sealed one,
+    nothing: put_if_absent_is_truthful shared,
+    nothing: aborted_drafts_leave_nothing one,
+    nothing: deleted_objects_are_gone one,
+    deletes_drafts: deleted_drafts_are_gone one,
+    nothing: readers_keep_what_they_read one,
+    nothing: fetched_bytes_are_exact one,
+    bound: a_full_store_says_what_holds_the_space one,
+    bound: a_writer_waits_for_room shared,
+    bound: reserved_room_is_kept one,
+    retention: cached_objects_make_room_and_held_ones_do_not one,
+    retention: what_is_read_is_not_evicted one,
+    deadlines: deadlines_are_fixed one,
+    order_and_deadlines: what_is_over_goes_first one,
+];
+
+/// Runs every check but [`tokens_are_checked`], each on a fresh store of [`LIMIT`] bytes. Skips are printed.
 ///
 /// # Panics
 /// Where the store breaks a promise.
-pub async fn run<S, F, Fut>(mut fresh: F)
+#[expect(clippy::print_stderr, reason = "a skip is to be seen")]
+pub async fn run<S, F, Fut>(fresh: F)
 where
     S: Store,
     F: FnMut(ByteCount) -> Fut,
     Fut: Future<Output = S>,
 {
-    objects_come_back_exact(&fresh(LIMIT).await).await;
-    nobody_reads_what_is_not_sealed(&fresh(LIMIT).await).await;
-    put_if_absent_is_truthful(&Arc::new(fresh(LIMIT).await)).await;
-    aborted_drafts_leave_nothing(&fresh(LIMIT).await).await;
-    deleted_objects_are_gone(&fresh(LIMIT).await).await;
-    readers_keep_what_they_read(&fresh(LIMIT).await).await;
-    a_full_store_says_what_holds_the_space(&fresh(LIMIT).await).await;
-    a_writer_waits_for_room(&Arc::new(fresh(LIMIT).await)).await;
-    fetched_bytes_are_exact(&fresh(LIMIT).await).await;
-    reserved_room_is_kept(&fresh(LIMIT).await).await;
-    cached_objects_make_room_and_held_ones_do_not(&fresh(LIMIT).await).await;
-    what_is_read_is_not_evicted(&fresh(LIMIT).await).await;
-    deadlines_are_fixed(&fresh(LIMIT).await).await;
-    what_is_over_goes_first(&fresh(LIMIT).await).await;
+    let outcomes = outcomes(fresh).await;
+    for Outcome { check, skipped, .. } in &outcomes {
+        if let Some(why) = skipped {
+            eprintln!("skipped: {check}: {why}");
+        }
+    }
+    let broken: Vec<_> = outcomes
+        .into_iter()
+        .filter(|outcome| outcome.problem.is_some())
+        .collect();
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// As [`run`], for who wants to know of each check what came of it.
+pub async fn outcomes<S, F, Fut>(mut fresh: F) -> Vec<Outcome>
+where
+    S: Store,
+    F: FnMut(ByteCount) -> Fut,
+    Fut: Future<Output = S>,
+{
+    let mut outcomes = Vec::new();
+    for check in CHECKS {
+        let store: Arc<dyn Store> = Arc::new(fresh(LIMIT).await);
+        let skipped = (check.missing)(store.abilities());
+        let problem = match skipped {
+            Some(_) => None,
+            // A task of its own, whose panics are caught.
+            None => tokio::spawn(async move { (check.run)(&store).await })
+                .await
+                .err()
+                .map(what_panicked),
+        };
+        outcomes.push(Outcome {
+            check: check.name,
+            problem,
+            skipped,
+        });
+    }
+    outcomes
+}
+
+fn what_panicked(error: tokio::task::JoinError) -> String {
+    let shown = error.to_string();
+    let Ok(panic) = error.try_into_panic() else {
+        return shown;
+    };
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    said.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or(&shown)
+        .to_owned()
 }
 
 fn new_id() -> PayloadId {
@@ -102,8 +224,11 @@ fn check(object: &dyn Object, payload: PayloadId, parts: &[u64]) {
 /// A store may count whole pages of up to this size for each part.
 const PAGE: u64 = 4096;
 
-/// Checks that the books show `parts`.
+/// Checks that the books show `parts`, where there are some.
 fn holds(store: &dyn Store, parts: &[u64]) {
+    if !store.abilities().bound {
+        return;
+    }
     let used = store.usage().used().0;
     let least: u64 = parts.iter().sum();
     let most: u64 = parts.iter().map(|len| len.next_multiple_of(PAGE)).sum();
@@ -113,177 +238,12 @@ fn holds(store: &dyn Store, parts: &[u64]) {
     );
 }
 
-/// What is written comes back, whatever the sizes; a part of no bytes is a part.
-pub async fn objects_come_back_exact(store: &dyn Store) {
-    let shapes: [&[u64]; 6] = [&[1], &[4096], &[4097, 3], &[0], &[], &[17, 0, 100_000, 1]];
-    let mut ids = Vec::new();
-    for parts in shapes {
-        let payload = new_id();
-        check(
-            &*put(store, payload, parts).await.expect("there is room"),
-            payload,
-            parts,
-        );
-        ids.push((payload, parts));
+/// Checks how many objects the books show, where there are some.
+fn counts(store: &dyn Store, drafts: u64, sealed: u64) {
+    let usage = store.usage();
+    if store.abilities().bound {
+        assert_eq!((usage.drafts.objects, usage.sealed.objects), (drafts, sealed));
     }
-    for (payload, parts) in &ids {
-        check(&*store.get(*payload).await.expect("it is sealed"), *payload, parts);
-    }
-    assert_eq!(store.usage().sealed.objects, ids.len() as u64);
-    holds(store, &shapes.concat());
-}
-
-/// A draft cannot be read; a part that does not exist is an error.
-pub async fn nobody_reads_what_is_not_sealed(store: &dyn Store) {
-    let payload = new_id();
-    let missing = store.get(payload).await.expect_err("nothing is there");
-    assert!(matches!(missing, StoreError::NotFound { .. }), "{missing}");
-    let mut draft = store
-        .create(NewObject::new(payload, [ByteCount(10)]))
-        .await
-        .expect("there is room");
-    let early = store.get(payload).await.expect_err("it is not sealed");
-    assert!(matches!(early, StoreError::NotSealed { .. }), "{early}");
-    assert_eq!(early.class(), ErrorClass::NotFound);
-    assert!(matches!(
-        draft.bytes_mut(1),
-        Err(StoreError::NoSuchPart { part: 1, parts: 1, .. })
-    ));
-    assert_eq!(store.usage().drafts.objects, 1);
-    draft.seal().await.expect("it is sealed once");
-    assert!(store.get(payload).await.is_ok());
-    assert_eq!((store.usage().drafts.objects, store.usage().sealed.objects), (0, 1));
-}
-
-/// Of many writers of one key one gets it; the others are told, and told whether it is sealed.
-pub async fn put_if_absent_is_truthful<S: Store>(store: &Arc<S>) {
-    let payload = new_id();
-    let writers: Vec<_> = (0..8)
-        .map(|_| {
-            let store = Arc::clone(store);
-            tokio::spawn(async move { store.create(NewObject::new(payload, [ByteCount(100)])).await })
-        })
-        .collect();
-    let mut drafts = Vec::new();
-    for writer in writers {
-        match writer.await.expect("no panic") {
-            Ok(draft) => drafts.push(draft),
-            Err(error) => assert!(matches!(error, StoreError::Exists { sealed: false, .. }), "{error}"),
-        }
-    }
-    assert_eq!(drafts.len(), 1, "writers that got the key");
-    let draft = drafts.pop().expect("one");
-    draft.seal().await.expect("the only writer");
-    let late = store
-        .create(NewObject::new(payload, [ByteCount(1)]))
-        .await
-        .expect_err("it is there");
-    assert!(matches!(late, StoreError::Exists { sealed: true, .. }), "{late}");
-    assert_eq!(late.class(), ErrorClass::Conflict);
-    holds(&**store, &[100]);
-}
-
-/// A dropped draft frees key and room.
-pub async fn aborted_drafts_leave_nothing(store: &dyn Store) {
-    let payload = new_id();
-    drop(
-        store
-            .create(NewObject::new(payload, [LIMIT]))
-            .await
-            .expect("there is room"),
-    );
-    assert_eq!(store.usage().used(), ByteCount(0));
-    let missing = store.get(payload).await.expect_err("it was aborted");
-    assert!(matches!(missing, StoreError::NotFound { .. }), "{missing}");
-    put(store, payload, &[5]).await.expect("the key is free");
-}
-
-/// Deleting takes objects away once, and drafts too.
-pub async fn deleted_objects_are_gone(store: &dyn Store) {
-    let payload = new_id();
-    drop(put(store, payload, &[1000]).await.expect("there is room"));
-    store.delete(payload, None).await.expect("it is there");
-    for error in [
-        store.get(payload).await.map(drop).expect_err("it is gone"),
-        store.delete(payload, None).await.expect_err("it is gone"),
-    ] {
-        assert!(matches!(error, StoreError::NotFound { .. }), "{error}");
-    }
-    assert_eq!(store.usage().used(), ByteCount(0));
-
-    let draft = store
-        .create(NewObject::new(payload, [ByteCount(10)]))
-        .await
-        .expect("the key is free");
-    store.delete(payload, None).await.expect("a draft can be deleted");
-    let again = put(store, payload, &[7]).await.expect("the key is free again");
-    let late = draft.seal().await.expect_err("it was deleted");
-    assert!(matches!(late, StoreError::NotFound { .. }), "{late}");
-    check(&*store.get(payload).await.expect("the second writer's"), payload, &[7]);
-    drop(again);
-    holds(store, &[7]);
-}
-
-/// A reader keeps its bytes after a delete; they count until it lets go.
-pub async fn readers_keep_what_they_read(store: &dyn Store) {
-    let payload = new_id();
-    let object = put(store, payload, &[5000]).await.expect("there is room");
-    store.delete(payload, None).await.expect("it is there");
-    assert_eq!(store.usage().draining.objects, 1);
-    holds(store, &[5000]);
-    let other = new_id();
-    put(store, other, &[5000]).await.expect("there is room");
-    check(&*object, payload, &[5000]);
-    drop(object);
-    holds(store, &[5000]);
-}
-
-/// Too much is refused: for ever where it can never fit, else with who holds the space.
-pub async fn a_full_store_says_what_holds_the_space(store: &dyn Store) {
-    let payload = new_id();
-    let large = NewObject::new(payload, [ByteCount(LIMIT.0 / 2), ByteCount(LIMIT.0 / 2 + 1)]);
-    let error = store.create(large).await.expect_err("larger than the store");
-    assert!(matches!(error, StoreError::TooLarge { .. }), "{error}");
-    let endless = NewObject::new(payload, [ByteCount(u64::MAX), ByteCount(u64::MAX)]);
-    assert!(store.create(endless).await.is_err(), "sizes were added without a check");
-
-    put(store, payload, &[LIMIT.0 / 2]).await.expect("there is room");
-    let error = store
-        .create(NewObject::new(new_id(), [ByteCount(LIMIT.0 / 2 + 1)]))
-        .await
-        .expect_err("one byte too many");
-    assert_eq!(
-        (error.class(), error.reason()),
-        (ErrorClass::Exhausted, "credit.store_bytes")
-    );
-    let StoreError::Exhausted { usage, .. } = &error else {
-        panic!("{error}")
-    };
-    assert_eq!(usage.largest[0].payload, payload);
-    assert!(error.to_string().contains(&payload.to_string()), "{error}");
-    put(store, new_id(), &[LIMIT.0 / 2]).await.expect("the rest fits");
-}
-
-/// A writer that may wait gets room as soon as there is some, and not the room of another.
-pub async fn a_writer_waits_for_room<S: Store>(store: &Arc<S>) {
-    let payload = new_id();
-    put(&**store, payload, &[LIMIT.0]).await.expect("there is room");
-    let waiting = tokio::spawn({
-        let store = Arc::clone(store);
-        async move {
-            let mut object = NewObject::new(new_id(), [ByteCount(10)]);
-            // As long as it takes; no clock reaches that far.
-            object.wait = Duration::MAX;
-            store.create(object).await.map(drop)
-        }
-    });
-    let mut hasty = NewObject::new(new_id(), [ByteCount(10)]);
-    hasty.wait = Duration::from_millis(20);
-    let error = store.create(hasty).await.expect_err("nobody made room");
-    assert!(matches!(error, StoreError::Exhausted { .. }), "{error}");
-    assert!(!waiting.is_finished(), "it got room that there is not");
-    store.delete(payload, None).await.expect("it is there");
-    waiting.await.expect("no panic").expect("there is room now");
 }
 
 fn destinations(parts: &[u64]) -> Vec<Arc<Target>> {
@@ -291,224 +251,8 @@ fn destinations(parts: &[u64]) -> Vec<Arc<Target>> {
     parts.iter().map(target).collect()
 }
 
-/// Bytes are copied into destinations of the caller, all of them; what does not fit is refused.
-pub async fn fetched_bytes_are_exact(store: &dyn Store) {
-    let payload = new_id();
-    let parts = [1, 0, 4097, 300_000];
-    let early = store.fetch(payload, &destinations(&parts)).await;
-    assert!(matches!(early, Err(StoreError::NotFound { .. })), "{early:?}");
-    let draft = store.create(NewObject::new(payload, parts.map(ByteCount))).await;
-    let early = store.fetch(payload, &destinations(&parts)).await;
-    assert!(matches!(early, Err(StoreError::NotSealed { .. })), "{early:?}");
-    drop(draft);
-
-    put(store, payload, &parts).await.expect("there is room");
-    for _ in 0..2 {
-        let targets = destinations(&parts);
-        store.fetch(payload, &targets).await.expect("it is sealed");
-        for (part, (target, len)) in targets.iter().zip(parts).enumerate() {
-            let bytes = target.as_slice().expect("it was filled");
-            assert!(bytes == pattern(payload, part, len), "part {part} came back changed");
-        }
-        let again = store.fetch(payload, &targets).await.expect_err("they are full");
-        assert!(matches!(again, StoreError::Target { part: 0, .. }), "{again}");
-    }
-    let few = store
-        .fetch(payload, &destinations(&parts[1..]))
-        .await
-        .expect_err("three");
-    let expected = StoreError::Destinations {
-        payload,
-        parts: 4,
-        destinations: 3,
-    };
-    assert_eq!(
-        (few.to_string(), few.class()),
-        (expected.to_string(), ErrorClass::Invalid)
-    );
-    let targets = destinations(&[1, 0, 4096, 300_000]);
-    let short = store.fetch(payload, &targets).await.expect_err("a byte too short");
-    assert!(matches!(short, StoreError::Target { part: 2, .. }), "{short}");
-    assert!(targets[0].as_slice().is_err(), "written although another does not fit");
-}
-
-/// Reserved room goes to nobody else, and to the object that brings it; too large a reservation fails in time.
-pub async fn reserved_room_is_kept(store: &dyn Store) {
-    let none = store.reserve(ByteCount(LIMIT.0 + 1), Duration::MAX).await;
-    let none = none.expect_err("larger than the store");
-    assert_eq!(
-        (none.class(), none.reason()),
-        (ErrorClass::Exhausted, "credit.store_bytes")
-    );
-    let reservation = store.reserve(LIMIT, Duration::ZERO).await.expect("it is empty");
-    assert_eq!((reservation.nbytes(), store.usage().used()), (LIMIT, LIMIT));
-    let error = put(store, new_id(), &[1]).await.expect_err("all is reserved");
-    assert!(error.to_string().contains("reserved"), "{error}");
-    drop(reservation);
-    put(store, new_id(), &[1]).await.expect("it was given back");
-
-    let reservation = store.reserve(ByteCount(LIMIT.0 / 2), Duration::ZERO).await;
-    let (kept, payload) = (reservation.expect("there is room"), new_id());
-    let wait = Duration::from_millis(20);
-    let late = store.reserve(LIMIT, wait).await.expect_err("somebody holds half of it");
-    assert!(matches!(late, StoreError::Unreserved { .. }), "{late}");
-    let mut object = NewObject::new(payload, [ByteCount(5000)]);
-    object.reservation = Some(kept);
-    drop(store.create(object).await.expect("room was reserved"));
-    assert_eq!(
-        store.usage().reserved,
-        Share::default(),
-        "what was not needed is still kept"
-    );
-
-    let small = store
-        .reserve(ByteCount(1), Duration::ZERO)
-        .await
-        .expect("there is room");
-    let mut object = NewObject::new(payload, [ByteCount(LIMIT.0 / 2)]);
-    object.reservation = Some(small);
-    drop(store.create(object).await.expect("there is room for the rest"));
-    assert_eq!(store.usage().drafts, Share::default());
-}
-
 fn cached(millis: u64) -> Retention {
     Retention::Cached {
         cost: Duration::from_millis(millis),
     }
-}
-
-/// Cached objects go when room is needed, the cheap ones first; soft-pinned ones when nothing else is left to go; held
-/// ones never.
-pub async fn cached_objects_make_room_and_held_ones_do_not(store: &dyn Store) {
-    let eighth = [LIMIT.0 / 8];
-    let held = put_kept(store, Retention::Held, &eighth).await.expect("there is room");
-    let soft = put_kept(store, Retention::SoftPinned, &eighth)
-        .await
-        .expect("there is room");
-    let cheap = put_kept(store, cached(1), &eighth).await.expect("there is room");
-    let dear = put_kept(store, cached(1000), &eighth).await.expect("there is room");
-    let rest = put_kept(store, Retention::Held, &[LIMIT.0 / 2])
-        .await
-        .expect("there is room");
-
-    for (gone, left) in [(cheap, vec![dear, soft]), (dear, vec![soft]), (soft, vec![])] {
-        put_kept(store, Retention::Held, &eighth)
-            .await
-            .expect("something can go");
-        let missing = store.get(gone).await.expect_err("it was to go first");
-        assert!(matches!(missing, StoreError::NotFound { .. }), "{missing}");
-        for payload in left.into_iter().chain([held, rest]) {
-            assert!(store.get(payload).await.is_ok(), "another one went");
-        }
-    }
-    let full = put_kept(store, cached(1), &[1])
-        .await
-        .expect_err("all that is left is held");
-    assert!(matches!(full, StoreError::Exhausted { .. }), "{full}");
-    check(&*store.get(held).await.expect("it is held"), held, &eighth);
-}
-
-/// A reader keeps a cached object in the store. What could not make enough room stays, too.
-pub async fn what_is_read_is_not_evicted(store: &dyn Store) {
-    let half = [LIMIT.0 / 2];
-    let first = put_kept(store, cached(1), &half).await.expect("there is room");
-    let second = put_kept(store, cached(1000), &half).await.expect("there is room");
-    let reader = store.get(first).await.expect("it is there");
-    put_kept(store, Retention::Held, &half)
-        .await
-        .expect("the other one can go");
-    check(&*reader, first, &half);
-    assert!(store.get(first).await.is_ok(), "it was read, and went");
-    let gone = store.get(second).await.expect_err("it was not read");
-    assert!(matches!(gone, StoreError::NotFound { .. }), "{gone}");
-    let full = put_kept(store, cached(1), &[1]).await.expect_err("somebody reads it");
-    assert!(matches!(full, StoreError::Exhausted { .. }), "{full}");
-    drop(reader);
-    put_kept(store, Retention::Held, &[LIMIT.0 / 2 + 1])
-        .await
-        .expect_err("half of it is held");
-    assert!(store.get(first).await.is_ok(), "it went in vain");
-    put_kept(store, Retention::Held, &[1])
-        .await
-        .expect("nobody reads it now");
-}
-
-/// An object is gone when its time is up, however often it is read, and whoever reads it keeps its bytes.
-pub async fn deadlines_are_fixed(store: &dyn Store) {
-    const LIFE: Duration = Duration::from_millis(100);
-    let (payload, keeps) = (new_id(), new_id());
-    put(store, keeps, &[1]).await.expect("there is room");
-    let mut object = NewObject::new(payload, [ByteCount(5000)]);
-    object.expires = Some(LIFE);
-    let before = Instant::now();
-    let reader = put_object(store, object, &[5000]).await.expect("there is room");
-    loop {
-        match store.get(payload).await {
-            Ok(object) => check(&*object, payload, &[5000]),
-            Err(StoreError::NotFound { .. }) => break,
-            Err(other) => panic!("{other}"),
-        }
-        assert!(
-            before.elapsed() < LIFE + Duration::from_secs(20),
-            "it outlived its time"
-        );
-        tokio::task::yield_now().await;
-    }
-    assert!(before.elapsed() >= LIFE, "it went before its time");
-    check(&*reader, payload, &[5000]);
-    drop(reader);
-    holds(store, &[1]);
-    put(store, payload, &[5]).await.expect("the key is free");
-    assert!(store.get(keeps).await.is_ok());
-}
-
-/// Nothing is evicted while something is there that has outlived its time.
-pub async fn what_is_over_goes_first(store: &dyn Store) {
-    let half = [LIMIT.0 / 2];
-    let cached = put_kept(store, cached(1), &half).await.expect("there is room");
-    for _ in 0..8 {
-        let mut object = NewObject::new(new_id(), half.map(ByteCount));
-        object.expires = Some(Duration::ZERO);
-        drop(put_object(store, object, &half).await.expect("the one before is over"));
-    }
-    check(&*store.get(cached).await.expect("there was no need"), cached, &half);
-}
-
-/// Who is not granted writes and deletes nothing. `store` is fresh and has the gate `gate`, which is closed.
-pub async fn tokens_are_checked(store: &dyn Store, gate: &TokenGate) {
-    let token = |attempt| Token {
-        epoch: Epoch(1),
-        job: JobId(Uuid::from_u128(1)),
-        attempt: Attempt(attempt),
-    };
-    let object = |token| NewObject {
-        token,
-        ..NewObject::new(PayloadId(Uuid::from_u128(2)), [ByteCount(10)])
-    };
-    let refused = |result: Result<(), StoreError>, class| {
-        let error = result.expect_err("it was let in");
-        assert!(matches!(error, StoreError::Fenced { .. }), "{error}");
-        assert_eq!(error.class(), class, "{error}");
-    };
-    refused(store.create(object(None)).await.map(drop), ErrorClass::Unauthenticated);
-    refused(store.create(object(Some(token(1)))).await.map(drop), ErrorClass::Fenced);
-
-    gate.grant(token(1));
-    let draft = store.create(object(Some(token(1)))).await.expect("it is granted");
-    gate.revoke(token(1));
-    refused(draft.seal().await.map(drop), ErrorClass::Fenced);
-    assert_eq!(store.usage().used(), ByteCount(0), "a fenced draft left something");
-
-    gate.grant(token(2));
-    let draft = store.create(object(Some(token(2)))).await.expect("it is granted");
-    let payload = draft.seal().await.expect("it is granted").payload();
-    refused(store.delete(payload, Some(token(1))).await, ErrorClass::Fenced);
-    let foreign = Token {
-        job: JobId(Uuid::from_u128(9)),
-        ..token(1)
-    };
-    gate.grant(foreign);
-    refused(store.delete(payload, Some(foreign)).await, ErrorClass::Fenced);
-    assert!(store.get(payload).await.is_ok(), "a refused delete took it away");
-    store.delete(payload, Some(token(2))).await.expect("it is its own");
 }

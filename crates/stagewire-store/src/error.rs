@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Classify, ErrorClass, PayloadId};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, PayloadId};
 use stagewire_transfer::{ArenaError, RegisterError, TargetError};
 
 use crate::{Digest, Fenced, JournalError, KeeperError, SpillFault, Usage};
@@ -69,6 +69,12 @@ pub enum StoreError {
         parts: usize,
         destinations: usize,
     },
+    #[error("the {store} store failed: {failure}")]
+    Backend {
+        payload: PayloadId,
+        store: &'static str,
+        failure: Failure,
+    },
     #[error("payload {payload} could not be read back from its file")]
     Spill { payload: PayloadId, source: SpillFault },
     #[error("the file {} of payload {payload} was changed or lost bytes: written with digest {written}, read with {found}; make it again", file.display())]
@@ -100,6 +106,7 @@ impl Classify for StoreError {
             Self::Target { source, .. } => source.class(),
             Self::Spill { source, .. } => source.class(),
             Self::Corrupt { .. } => ErrorClass::Corrupt,
+            Self::Backend { failure, .. } => failure.class,
             Self::Arena { source, .. } => source.class(),
             Self::Register { source, .. } => source.class(),
             Self::Index { source, .. } => source.class(),
@@ -127,6 +134,7 @@ impl Classify for StoreError {
             Self::Target { source, .. } => source.reason(),
             Self::Spill { source, .. } => source.reason(),
             Self::Corrupt { .. } => "spill.corrupt",
+            Self::Backend { .. } => "store.backend",
         }
     }
 
@@ -148,6 +156,9 @@ impl Classify for StoreError {
         }
         if let Some(payload) = self.payload() {
             put("payload", payload.to_string());
+        }
+        if let Self::Backend { failure, .. } = self {
+            details.extend(failure.details.clone());
         }
         details
     }
@@ -174,6 +185,7 @@ impl StoreError {
             | Self::Destinations { payload, .. }
             | Self::Target { payload, .. }
             | Self::Spill { payload, .. }
+            | Self::Backend { payload, .. }
             | Self::Corrupt { payload, .. } => Some(*payload),
         }
     }

@@ -75,5 +75,5 @@ pub use recover::{DurableOptions, LeaveError, OpenError, Recovery, StoreOptions,
 pub use reservation::Reservation;
 pub use spill::{Digest, SpillFault, SpillOptions};
 pub use stats::StoreStats;
-pub use store::{Draft, NewObject, Object, Retention, Store};
+pub use store::{Draft, NewObject, Object, Retention, Store, StoreAbilities};
 pub use usage::{Holding, ObjectState, Share, SpillUsage, Usage};

@@ -61,16 +61,46 @@ impl NewObject {
     }
 }
 
+/// What not every store can do. The checks of `conformance` ask for no more than a store says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreAbilities {
+    /// It knows what holds its space: [`Store::usage`] is exact, it is full at its limit, to the page, and
+    /// [`Store::reserve`] keeps room.
+    pub bound: bool,
+    /// What leaves when room is short goes in the order of [`Retention`], and nothing goes that somebody reads. Without
+    /// it, [`Retention::Held`] is all that is kept of it.
+    pub retention: bool,
+    /// It keeps [`NewObject::expires`] itself. Otherwise its user does.
+    pub deadlines: bool,
+    /// [`Store::delete`] also aborts what somebody is writing.
+    pub deletes_drafts: bool,
+}
+
+impl StoreAbilities {
+    /// Everything.
+    pub const ALL: Self = Self {
+        bound: true,
+        retention: true,
+        deadlines: true,
+        deletes_drafts: true,
+    };
+}
+
 /// A place that keeps payloads apart from the processes that made them.
 ///
 /// An object is created, written in place, sealed, read by any number of readers, deleted. Nobody reads it before it
 /// is sealed; nobody writes it after.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// What kind of store it is: `host`.
+    /// What kind of store it is, such as `host`.
     fn name(&self) -> &'static str;
 
-    /// What holds its space now.
+    /// What of this trait it cannot do.
+    fn abilities(&self) -> StoreAbilities {
+        StoreAbilities::ALL
+    }
+
+    /// What holds its space now; nothing where it does not know.
     fn usage(&self) -> Usage;
 
     /// Begins an object if there is none under its key.

@@ -1,10 +1,16 @@
 //! Benchmarks that anyone can run: each row stands beside a reference that was measured in the same run.
 
 mod connector;
+mod contest;
 mod machine;
+mod manifests;
+mod paint;
+mod peers;
+mod producer;
 mod quick;
 mod report;
 mod stats;
+mod store;
 mod transfer;
 
 use std::path::PathBuf;
@@ -23,6 +29,8 @@ pub(crate) enum Name {
     Quick,
     /// What the connector adds to the transports under it, and what chunks cost
     Connector,
+    /// The host store beside Mooncake Store from its wheel: puts, gets, small objects
+    Store,
     /// Each transport beside memcpy, TCP and a bare copy of the same kind, 4 KiB to 1 GiB
     Transfer,
 }
@@ -42,6 +50,7 @@ pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Resul
     match name {
         Name::Quick => quick::run(options.pairs).await,
         Name::Connector => connector::run(options, output).await,
+        Name::Store => store::run(options, output).await,
         Name::Transfer => transfer::run(options, output).await,
     }
 }
@@ -60,8 +69,7 @@ pub(crate) struct ProducerArgs {
 /// The other process of a benchmark: does what each line of stdin orders, until stdin ends.
 pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
     match args.bench {
-        Name::Quick => quick::producer::produce(args.dir).await,
-        Name::Connector => connector::producer::produce(args.dir).await,
+        Name::Quick | Name::Connector | Name::Store => producer::serve(args.dir).await,
         Name::Transfer => transfer::owner::serve(args.dir).await,
     }
 }

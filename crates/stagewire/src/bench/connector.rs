@@ -4,7 +4,6 @@
 //! its latents. Each round checks every byte, outside of the times.
 
 mod calls;
-pub(super) mod producer;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,9 +13,8 @@ use stagewire_connector::{Connector, ConnectorOptions, ConsumeOptions, ViewMemor
 use stagewire_core::{Handle, Record, StageName};
 use stagewire_transfer::{ConnectOptions, Pinned, Target, TransferOptions};
 
-use self::producer::{Held, Order, Producer, Shape};
 use super::Options;
-use super::quick::producer::{Memory, now};
+use super::producer::{Memory, Painted, Producer, Shape, now};
 use super::report::{self, Goal, Report, Unit};
 use super::stats::Pairs;
 use crate::exit::Fault;
@@ -108,13 +106,13 @@ impl Bench<'_> {
             return Ok(());
         }
         self.output.say(&name);
-        let held = self.producer.hold(Order::hold(memory, Shape::Latent)).await?;
+        let held = self.producer.hold(memory, Shape::Latent).await?;
         let own = held.bytes();
         let mut copy = vec![0; own.len()];
         let mut pairs = Pairs::default();
         for round in 0..self.rounds() {
             let begin = Instant::now();
-            std::hint::black_box(&mut copy).copy_from_slice(std::hint::black_box(&own));
+            std::hint::black_box(&mut copy).copy_from_slice(std::hint::black_box(own));
             let reference = begin.elapsed();
             let (begin, handle) = self.producer.publish(1).await?;
             let (end, _) = self.consume(handle, copied, &held).await?;
@@ -128,7 +126,7 @@ impl Bench<'_> {
     }
 
     /// Consumes as a task of a server does, on a worker of the runtime. Returns when the last byte could be read.
-    async fn consume(&self, handle: Handle, copied: bool, held: &Held) -> anyhow::Result<(Duration, Consumed)> {
+    async fn consume(&self, handle: Handle, copied: bool, held: &Painted) -> anyhow::Result<(Duration, Consumed)> {
         let mut options = ConsumeOptions::within(DEADLINE);
         if copied {
             options.destinations = Some(vec![Arc::new(Target::allocate(held.nbytes())?)]);
@@ -166,10 +164,7 @@ impl Bench<'_> {
             return Ok(());
         }
         self.output.say(&name);
-        let held = self
-            .producer
-            .hold(Order::hold(memory, Shape::Flat { nbytes: 16 << 20 }))
-            .await?;
+        let held = self.producer.hold(memory, Shape::Flat { nbytes: 16 << 20 }).await?;
         let mut pairs = Pairs::default();
         for round in 0..self.rounds() {
             let (_, handle) = self.producer.publish(1).await?;
@@ -211,7 +206,7 @@ impl Bench<'_> {
             return Ok(());
         }
         self.output.say(&all);
-        let held = self.producer.hold(Order::hold(memory, Shape::Latent)).await?;
+        let held = self.producer.hold(memory, Shape::Latent).await?;
         let (mut alls, mut firsts) = (Pairs::default(), Pairs::default());
         for round in 0..self.rounds() {
             // In turns, so that neither always has the same one before it.
@@ -247,7 +242,7 @@ impl Bench<'_> {
         if !self.wants(name) {
             return Ok(());
         }
-        let held = self.producer.hold(Order::hold(Memory::Arena, Shape::Latent)).await?;
+        let held = self.producer.hold(Memory::Arena, Shape::Latent).await?;
         for _ in 0..WARM_UP {
             let (_, handle) = self.producer.publish(CHUNKS).await?;
             self.consume(handle, false, &held).await?;

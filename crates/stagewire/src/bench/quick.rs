@@ -3,9 +3,6 @@
 //! A hand-over begins when the producer, whose tensor is finished, calls `publish`, and ends when the consumer may read
 //! the last byte. In between the handle goes through a pipe, as it would through a queue.
 
-pub(super) mod latent;
-pub(super) mod producer;
-
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +12,7 @@ use stagewire_connector::{Connector, ConnectorOptions, ConsumeOptions};
 use stagewire_core::StageName;
 use stagewire_transfer::Target;
 
-use self::latent::Latent;
-use self::producer::{Memory, Order, Producer, now};
+use crate::bench::producer::{Memory, Painted, Producer, Shape, now};
 use crate::bench::report::{self, Goal, Report, Unit};
 use crate::bench::stats::Pairs;
 use crate::exit::Fault;
@@ -57,7 +53,7 @@ pub(super) async fn run(pairs: usize) -> Result<Report, Fault> {
     let connector = Connector::start(ConnectorOptions::new(dir.path(), role)).await?;
     let mut producer = Producer::spawn(dir.path())?;
     let mut cases = cases();
-    let mut latent = Latent::new();
+    let mut latent = Shape::Latent.painted()?;
     let mut copy = vec![0; latent.bytes().len()];
     for round in 0..WARM_UP + pairs as u64 {
         latent.paint(round);
@@ -119,19 +115,14 @@ async fn hand_over(
     connector: &Connector,
     producer: &mut Producer,
     case: &Case,
-    latent: &Latent,
+    latent: &Painted,
     round: u64,
 ) -> anyhow::Result<Result<Duration, String>> {
     let mut options = ConsumeOptions::within(Duration::from_secs(30));
     if case.copied {
-        options.destinations = Some(vec![Arc::new(Target::allocate(latent.bytes().len() as u64)?)]);
+        options.destinations = Some(vec![Arc::new(Target::allocate(latent.nbytes())?)]);
     }
-    let order = Order {
-        memory: case.memory,
-        chunks: case.chunks,
-        round,
-    };
-    let (begin, handle) = producer.publish(&order).await?;
+    let (begin, handle) = producer.publish_fresh(case.memory, case.chunks, round).await?;
     let transport = handle.regions[0].transport.clone();
     let mut consumer = connector.consume(handle, options)?;
     let mut chunks = Vec::new();

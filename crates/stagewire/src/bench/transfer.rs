@@ -3,15 +3,12 @@
 //! The owner is another process. A copy begins when the reader, who has pinned the region, calls `pull`, and ends when the
 //! bytes count.
 
-mod contest;
 mod idle;
 mod local;
 mod mooncake;
 mod network;
 mod nixl;
 pub(super) mod owner;
-mod paint;
-mod peers;
 mod raw;
 mod shape;
 
@@ -26,8 +23,10 @@ use stagewire_transfer::{Host, HostOptions};
 use uuid::Uuid;
 
 use self::owner::{Memory, Owner};
-use self::shape::{Shape, size_name};
+use self::shape::Shape;
+pub(super) use self::shape::size_name;
 use super::Options;
+use super::paint::paint;
 use super::report::Report;
 use crate::exit::Fault;
 use crate::output::Output;
@@ -114,7 +113,7 @@ impl Rooms {
             own: room(span)?,
             destination: room(size)?,
         };
-        paint::paint(rooms.own.bytes().context("in use")?);
+        paint(rooms.own.bytes().context("in use")?, 0);
         Ok(rooms)
     }
 }

@@ -12,6 +12,7 @@ const EXAMPLES: &str = "\
 Examples:
   stagewire bench quick
   stagewire bench connector
+  stagewire bench store
   stagewire bench transfer --quick
   stagewire bench transfer --only 'shm copy' --json transfer.json";
 
@@ -30,11 +31,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u16).range(21..))]
     pairs: u16,
 
-    /// Fewer cases, in about a minute (`transfer`)
+    /// Fewer cases, in about a minute (`transfer`, `store`)
     #[arg(long)]
     quick: bool,
 
-    /// Only rows whose case contains TEXT (`transfer`, `connector`)
+    /// Only rows whose case contains TEXT (not `quick`)
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 
@@ -45,10 +46,10 @@ pub(crate) struct BenchArgs {
 
 pub(crate) async fn run(args: BenchArgs, output: &Output) -> Result<Exit, Fault> {
     if args.name == Name::Quick && args.only.is_some() {
-        return Err(Fault::usage("--only is for `stagewire bench transfer` and `connector`"));
+        return Err(Fault::usage("--only is not for `stagewire bench quick`"));
     }
-    if args.name != Name::Transfer && args.quick {
-        return Err(Fault::usage("--quick is for `stagewire bench transfer`"));
+    if !matches!(args.name, Name::Transfer | Name::Store) && args.quick {
+        return Err(Fault::usage("--quick is for `stagewire bench transfer` and `store`"));
     }
     let options = Options {
         pairs: args.pairs.into(),

@@ -50,6 +50,10 @@ pub(crate) enum Unit {
     GigabytesPerSecond {
         bytes: u64,
     },
+    /// Of so many operations in the time.
+    OperationsPerSecond {
+        count: u32,
+    },
 }
 
 impl Unit {
@@ -58,6 +62,7 @@ impl Unit {
             Self::Milliseconds => "ms",
             Self::Microseconds => "us",
             Self::GigabytesPerSecond { .. } => "GB/s",
+            Self::OperationsPerSecond { .. } => "op/s",
         }
     }
 
@@ -67,6 +72,7 @@ impl Unit {
             Self::Microseconds => seconds * 1e6,
             #[expect(clippy::cast_precision_loss, reason = "far fewer bytes than 2^52")]
             Self::GigabytesPerSecond { bytes } => bytes as f64 / seconds / 1e9,
+            Self::OperationsPerSecond { count } => f64::from(count) / seconds,
         }
     }
 }
@@ -79,7 +85,11 @@ impl Figures {
             // The reason stands last, where it makes no column wider.
             Self::Skipped { skipped } => ["skipped".to_owned(), none(), none(), none(), skipped.clone()],
             Self::Measured(row) => {
-                let digits = if row.unit == "GB/s" { 2 } else { 3 };
+                let digits = match row.unit {
+                    "GB/s" => 2,
+                    "op/s" => 0,
+                    _ => 3,
+                };
                 let with_unit = |value: f64| format!("{value:.digits$} {}", row.unit);
                 let reference = row.reference.as_ref().zip(row.reference_value);
                 let ratio = row.ratio.zip(row.ratio_quartiles);

@@ -9,11 +9,11 @@ use stagewire_core::Record;
 use stagewire_transfer::probe::{self, Way};
 use stagewire_transfer::{ConnectOptions, Pinned, TransferOptions, Transport};
 
-use super::contest::Contest;
 use super::owner::Held;
 use super::raw;
 use super::shape::{Shape, size_name};
 use super::{Bench, DEADLINE, MIB, Rooms};
+use crate::bench::contest::Contest;
 use crate::bench::report::{Case, Goal, Target, Unit};
 
 const BARE: Target = Target {

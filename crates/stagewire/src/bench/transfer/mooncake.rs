@@ -8,14 +8,14 @@ use anyhow::Context;
 use serde_json::json;
 use stagewire_transfer::{ConnectOptions, Mooncake, MooncakeOptions, Network, Segment, SegmentBuffer, TransferOptions};
 
-use super::contest::Contest;
 use super::local::check;
 use super::network::network_options;
 use super::owner::Memory;
-use super::peers::{Driver, python};
 use super::raw;
 use super::shape::{Shape, size_name};
 use super::{Bench, DEADLINE, MIB, Rooms};
+use crate::bench::contest::Contest;
+use crate::bench::peers::{Driver, python};
 use crate::bench::report::{Case, Goal, Target, Unit};
 
 const RAW: Target = Target {
@@ -95,11 +95,11 @@ impl Bench<'_> {
     }
 
     async fn engines(&self, python: &Path) -> anyhow::Result<Result<Engines, String>> {
-        let server = match Driver::spawn(python, "mooncake", "server").await? {
+        let server = match Driver::spawn(python, "mooncake", &["server"]).await? {
             Ok(server) => server,
             Err(why) => return Ok(Err(why)),
         };
-        let client = match Driver::spawn(python, "mooncake", "client").await? {
+        let client = match Driver::spawn(python, "mooncake", &["client"]).await? {
             Ok(client) => client,
             Err(why) => return Ok(Err(why)),
         };

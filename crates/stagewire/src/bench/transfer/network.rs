@@ -7,12 +7,12 @@ use anyhow::Context;
 use stagewire_transfer::probe::{Rows, Way};
 use stagewire_transfer::{Network, NetworkOptions, Pinned, TcpOptions, TransferOptions};
 
-use super::contest::Contest;
 use super::local::{check, pin};
 use super::owner::Memory;
 use super::raw;
 use super::shape::{Shape, size_name};
 use super::{Bench, DEADLINE, MIB, Rooms};
+use crate::bench::contest::Contest;
 use crate::bench::report::{Case, Goal, Target, Unit};
 
 const RAW: Target = Target {

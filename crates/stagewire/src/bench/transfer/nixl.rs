@@ -8,14 +8,14 @@ use anyhow::Context;
 use serde_json::json;
 use stagewire_transfer::{Network, Nixl, NixlOptions, Pinned, TransferOptions};
 
-use super::contest::Contest;
 use super::local::{check, pin};
 use super::network::network_options;
 use super::owner::Memory;
-use super::peers::{Driver, python};
 use super::raw;
 use super::shape::{Shape, size_name};
 use super::{Bench, DEADLINE, MIB, Rooms};
+use crate::bench::contest::Contest;
+use crate::bench::peers::{Driver, python};
 use crate::bench::report::{Case, Goal, Target, Unit};
 
 const OWN_API: Target = Target {
@@ -106,11 +106,11 @@ impl Bench<'_> {
     }
 
     async fn agents(&mut self, python: &Path, library: PathBuf) -> anyhow::Result<Result<Agents, String>> {
-        let target = match Driver::spawn(python, "nixl", "target").await? {
+        let target = match Driver::spawn(python, "nixl", &["target"]).await? {
             Ok(target) => target,
             Err(why) => return Ok(Err(why)),
         };
-        let initiator = match Driver::spawn(python, "nixl", "initiator").await? {
+        let initiator = match Driver::spawn(python, "nixl", &["initiator"]).await? {
             Ok(initiator) => initiator,
             Err(why) => return Ok(Err(why)),
         };

@@ -16,8 +16,8 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use uuid::Uuid;
 
 use super::network::network_options;
-use super::paint::paint;
 use super::raw;
+use crate::bench::paint::paint;
 use crate::exit::{Exit, Fault};
 
 /// Where the owner's bytes lie.
@@ -152,12 +152,12 @@ impl Bytes {
         match memory {
             Memory::Arena => {
                 let mut extent = host.arena().allocate(span)?;
-                paint(&mut extent);
+                paint(&mut extent, 0);
                 Ok(Self::Arena(extent.freeze()))
             }
             Memory::Borrowed => {
                 let mut bytes = vec![0; usize::try_from(span)?];
-                paint(&mut bytes);
+                paint(&mut bytes, 0);
                 Ok(Self::Borrowed(Arc::new(bytes)))
             }
         }

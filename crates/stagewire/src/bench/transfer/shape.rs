@@ -52,7 +52,7 @@ impl Shape {
 }
 
 /// `64 MiB`.
-pub(super) fn size_name(size: u64) -> String {
+pub(in crate::bench) fn size_name(size: u64) -> String {
     match size {
         1_073_741_824.. => format!("{} GiB", size >> 30),
         1_048_576.. => format!("{} MiB", size >> 20),

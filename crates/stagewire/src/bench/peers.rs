@@ -45,9 +45,14 @@ pub(super) struct Driver {
 
 impl Driver {
     /// Starts a process; the inner error is why the library does not work here.
-    pub(super) async fn spawn(python: &Path, library: &str, role: &str) -> anyhow::Result<Result<Self, String>> {
+    pub(super) async fn spawn(
+        python: &Path,
+        library: &str,
+        arguments: &[&str],
+    ) -> anyhow::Result<Result<Self, String>> {
         let mut child = Command::new(python)
-            .args(["-c", SCRIPT, library, role])
+            .args(["-c", SCRIPT, library])
+            .args(arguments)
             .env("GLOG_minloglevel", "2")
             .env("NIXL_LOG_LEVEL", "ERROR")
             .stdin(Stdio::piped())

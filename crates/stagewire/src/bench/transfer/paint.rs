@@ -1,7 +1,0 @@
-/// Fills memory with bytes that tell places apart.
-pub(super) fn paint(bytes: &mut [u8]) {
-    for (index, word) in (1_u64..).zip(bytes.chunks_mut(8)) {
-        let value = index.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
-        word.copy_from_slice(&value[..word.len()]);
-    }
-}
