@@ -1,4 +1,6 @@
-//! The conformance suite of the transports, for those that exist only in Python.
+//! The conformance suites of transports and stores, for those that exist only in Python.
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use pyo3::prelude::*;
@@ -6,6 +8,7 @@ use stagewire_core::ByteCount;
 use stagewire_transfer::conformance::{Backend, Outcome, Side, Violation, run};
 
 use crate::engine::EngineTransport;
+use crate::foreign::ForeignStore;
 use crate::runtime::wait;
 
 /// What the suite lets be in flight, so that it is soon full.
@@ -47,6 +50,19 @@ pub(crate) fn run_conformance(py: Python<'_>, make: Py<PyAny>) -> PyResult<Vec<F
         (outcome.check, problem, outcome.skipped)
     };
     Ok(outcomes.into_iter().map(found).collect())
+}
+
+/// As [`run_conformance`], of the suite of the stores. All checks use this one store.
+#[pyfunction]
+pub(crate) fn run_store_conformance(py: Python<'_>, store: Py<PyAny>) -> PyResult<Vec<Found>> {
+    let store = Arc::new(store);
+    let outcomes = stagewire_store::conformance::outcomes(|_| {
+        let store = ForeignStore::new(Arc::clone(&store));
+        async move { store }
+    });
+    let outcomes = wait(py, outcomes)?;
+    let found = outcomes.into_iter();
+    Ok(found.map(|found| (found.check, found.problem, found.skipped)).collect())
 }
 
 type Found = (&'static str, Option<String>, Option<&'static str>);

@@ -15,6 +15,7 @@ mod consumer;
 mod dlpack;
 mod engine;
 mod error;
+mod foreign;
 mod handle;
 mod payload;
 mod pending;
@@ -36,7 +37,7 @@ mod _native {
     use stagewire_core::ByteCount;
 
     #[pymodule_export]
-    use super::conformance::run_conformance;
+    use super::conformance::{run_conformance, run_store_conformance};
     #[pymodule_export]
     use super::connector::{Connector, Publication, Registered};
     #[pymodule_export]

@@ -93,6 +93,18 @@ impl Tensor {
             || (shape.iter().zip(strides).zip(expected)).all(|((extent, stride), due)| *extent == 1 || *stride == due)
     }
 
+    /// Replaces the bytes of a contiguous tensor that nobody else uses.
+    pub(crate) fn overwrite(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
+        if !self.is_contiguous() || self.read_only || self.spec.nbytes().0 != bytes.len() as u64 {
+            let message = format!("{} bytes cannot replace those of {}", bytes.len(), self.__repr__());
+            return Err(invalid(py, "tensor.shape", message));
+        }
+        // SAFETY: a contiguous tensor has that many bytes at its address, and the owner keeps them there, writable; they
+        // are no part of `bytes`, which Rust owns.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.pointer.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
     pub(crate) fn strides(&self) -> Vec<i64> {
         (self.strides.clone()).unwrap_or_else(|| dlpack::contiguous_strides(self.spec.shape()))
     }

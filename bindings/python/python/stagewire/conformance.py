@@ -1,4 +1,4 @@
-"""The conformance suite of Stagewire's transports, for transports of this package.
+"""The conformance suites of Stagewire's transports and stores, for those of this package.
 
 ```python
 from stagewire.conformance import run
@@ -8,9 +8,12 @@ for outcome in run(EngineTransport):
     print(outcome.check, outcome.problem or outcome.skipped or "ok")
 ```
 
+`run_store` does the same with a store, such as `stagewire.mooncake_store.MooncakeStore`. What that cannot promise is
+declared, and the checks of it say so.
+
 Each check moves bytes between two sides in one process and compares every one of them. What needs real processes, such
-as the death of a peer, is for the transport's own tests. Transports written in Rust run the same suite:
-``stagewire_transfer::conformance``.
+as the death of a peer, is for the transport's own tests. Those written in Rust run the same suites:
+``stagewire_transfer::conformance`` and ``stagewire_store::conformance``.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .mooncake import EngineTransport
+    from .mooncake_store import MooncakeStore
 
-__all__ = ["Outcome", "run"]
+__all__ = ["Outcome", "run", "run_store"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Outcome:
     Attributes:
         check: Its name.
         problem: What is wrong, or None.
-        skipped: Why it was not run, where it does not apply to the transport, or None.
+        skipped: Why it was not run, where it does not apply, or None.
     """
 
     check: str
@@ -50,3 +54,8 @@ def run(make: Callable[[], EngineTransport]) -> list[Outcome]:
         return make()._native
 
     return [Outcome(*found) for found in _native.run_conformance(side)]
+
+
+def run_store(store: MooncakeStore) -> list[Outcome]:
+    """Runs all checks with a store that has room for some MiB. What they write is removed only in part."""
+    return [Outcome(*found) for found in _native.run_store_conformance(store)]
