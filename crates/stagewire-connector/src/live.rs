@@ -300,6 +300,13 @@ impl Table {
         lock(&self.inner).live.keys().copied().collect()
     }
 
+    /// Those that the store of this process has.
+    pub(crate) fn stored(&self) -> Vec<PayloadId> {
+        let inner = lock(&self.inner);
+        let stored = inner.live.iter().filter(|(_, live)| live.state.borrow().stored);
+        stored.map(|(payload, _)| *payload).collect()
+    }
+
     /// Number of payloads, and their bytes.
     pub(crate) fn size(&self) -> (u64, u64) {
         let inner = lock(&self.inner);

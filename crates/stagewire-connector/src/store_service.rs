@@ -11,9 +11,10 @@ use async_trait::async_trait;
 use stagewire_core::{
     ByteCount, Capability, Classify, ErrorClass, Failure, Handle, Lease, PayloadId, RegionRef, Token, TransferMode,
 };
-use stagewire_store::{Draft, HostStore, NewObject, Object, Reservation, Retention, Store, StoreError};
+use stagewire_store::{
+    Departure, Departures, Draft, HostStore, NewObject, Object, Reservation, Retention, Store, StoreError,
+};
 use stagewire_transfer::{Target, empty_region};
-use tokio::sync::mpsc;
 
 use crate::connector::Shared;
 use crate::live::{Brought, Gone, Keep, Live};
@@ -216,13 +217,18 @@ fn regions(object: &dyn Object) -> Vec<RegionRef> {
 }
 
 /// Tells consumers of payloads that the store has taken away by itself.
-async fn release_departed(service: Weak<StoreService>, mut departures: mpsc::UnboundedReceiver<PayloadId>) {
-    while let Some(payload) = departures.recv().await {
+async fn release_departed(service: Weak<StoreService>, mut departures: Departures) {
+    while let Some(departure) = departures.next().await {
         let Some(service) = service.upgrade() else { return };
-        if let Some(shared) = service.shared.upgrade()
-            && !service.store.has(payload)
-        {
-            shared.table().release(payload, Gone::Expired);
+        let Some(shared) = service.shared.upgrade() else { return };
+        let payloads = match departure {
+            Departure::One(payload) => vec![payload],
+            Departure::Many => shared.table().stored(),
+        };
+        for payload in payloads {
+            if !service.store.has(payload) {
+                shared.table().release(payload, Gone::Expired);
+            }
         }
     }
 }

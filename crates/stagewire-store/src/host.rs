@@ -1,3 +1,4 @@
+mod departures;
 mod draft;
 mod durable;
 mod end;
@@ -20,15 +21,17 @@ use async_trait::async_trait;
 use stagewire_core::{ByteCount, PayloadId, Token};
 use stagewire_transfer::{Extent, Host, Memory, RegisterError, RegisterOptions, Target, Transport};
 use tokio::runtime;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 use crate::gate::same_job;
 use crate::journal::{Appended, Record};
-use crate::spill::Spill;
+use crate::spill::{Spill, SpillFile};
 use crate::stats::Counts;
 use crate::{
     Draft, JournalError, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats, TokenGate, Usage,
 };
+use departures::Farewell;
+pub use departures::{Departure, Departures};
 use draft::HostDraft;
 use durable::Durable;
 use index::{Claim, Entry, Index, Slot};
@@ -60,7 +63,7 @@ struct Inner {
     spill: Option<Spill>,
     runtime: runtime::Handle,
     durable: Option<Arc<Durable>>,
-    departures: OnceLock<mpsc::UnboundedSender<PayloadId>>,
+    departures: OnceLock<Farewell>,
     /// Objects that are gone, though the index on disk still names their memory.
     condemned: Mutex<Vec<Arc<HostObject>>>,
     /// What the next process gets. It can be read here until this one ends.
@@ -107,9 +110,9 @@ impl HostStore {
     }
 
     /// The objects that it takes away by itself from now on: evicted, or expired. To be asked for once.
-    pub fn departures(&self) -> Option<mpsc::UnboundedReceiver<PayloadId>> {
-        let (sender, departures) = mpsc::unbounded_channel();
-        self.inner.departures.set(sender).ok().map(|()| departures)
+    pub fn departures(&self) -> Option<Departures> {
+        let (farewell, departures) = Farewell::new();
+        self.inner.departures.set(farewell).ok().map(|()| departures)
     }
 
     /// Whether there is an object under this key, sealed or being written.
@@ -266,8 +269,7 @@ impl Inner {
     /// Writes that an object was taken away, before anybody can write another under its key. Tells whether it is written.
     fn journal_gone(&self, payload: PayloadId) -> bool {
         if let Some(departures) = self.departures.get() {
-            // Whoever listened may have gone.
-            let _ = departures.send(payload);
+            departures.tell(payload);
         }
         let written = self.journal(|| Record::Gone(payload));
         if let Err(error) = &written {
@@ -280,9 +282,15 @@ impl Inner {
     /// moment later, where that matters.
     fn journal(&self, record: impl FnOnce() -> Record) -> Result<(), JournalError> {
         let Some(durable) = &self.durable else { return Ok(()) };
-        if durable.journal.append(record())? == Appended::Sync {
+        let appended = durable.journal.append(record())?;
+        let long = durable.journal.is_long();
+        if appended == Appended::Sync || long {
             let durable = Arc::clone(durable);
             self.runtime.spawn_blocking(move || {
+                // Which syncs, too.
+                if long && let Err(error) = durable.journal.shorten() {
+                    tracing::warn!(%error, "the store's index could not be shortened");
+                }
                 if let Err(error) = durable.journal.sync() {
                     tracing::error!(%error, "a deleted payload may come back after a loss of power");
                 }
@@ -304,6 +312,17 @@ impl Inner {
         if let Some(object) = entry.object() {
             self.let_go(Arc::clone(object), written);
         }
+    }
+
+    /// Removes a file that the index does not name any more, once that is safe from a loss of power.
+    fn part_with_file(&self, file: Arc<SpillFile>) {
+        let Some(durable) = self.durable.clone() else { return };
+        self.runtime.spawn_blocking(move || {
+            if let Err(error) = durable.journal.sync() {
+                tracing::error!(?file, %error, "a file that is not needed stays until the next start");
+                file.abandon();
+            }
+        });
     }
 
     /// Frees the memory of an object that is gone, once the index on disk knows that it is: a process that is killed before
@@ -376,3 +395,6 @@ impl Inner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

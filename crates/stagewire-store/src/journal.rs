@@ -5,14 +5,15 @@
 //! synced before anybody relies on it, by [`Journal::sync`], which callers share.
 
 mod error;
+#[cfg(test)]
+pub(crate) mod faults;
+mod file;
 mod frame;
 mod record;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,6 +24,7 @@ pub use error::JournalError;
 pub(crate) use record::Kept;
 pub(crate) use record::{Entry, Ledger, Place, Record};
 
+use file::{JournalFile, sync_dir};
 use frame::{Found, Frames};
 
 const NAME: &str = "index.journal";
@@ -35,14 +37,28 @@ const LONG: u64 = 4;
 pub(crate) struct Journal {
     path: PathBuf,
     state: Mutex<State>,
-    /// Held while syncing. Records up to this number are safe from a loss of power.
-    synced: Mutex<u64>,
+    /// Held while syncing, and while another file takes the place of this one.
+    synced: Mutex<Synced>,
+    #[cfg(test)]
+    pub(crate) disk: faults::Disk,
+}
+
+#[derive(Debug, Default)]
+struct Synced {
+    /// Records up to this number are safe from a loss of power.
+    count: u64,
+    /// The file has its name, though a loss of power may give that back to the one before.
+    renamed: bool,
+    /// A sync has failed. What it should have written may count as written from then on: only another file is safe.
+    failed: bool,
 }
 
 struct State {
-    file: Arc<File>,
+    file: Arc<JournalFile>,
     /// Bytes that are good.
     len: u64,
+    /// What a failed write has left may follow them.
+    overhangs: bool,
     /// Length that the sum of everything would have.
     sum: u64,
     ledger: Ledger,
@@ -50,6 +66,8 @@ struct State {
     count: u64,
     /// What could not be written when it happened.
     unwritten: Vec<u8>,
+    /// Somebody was told that it is long.
+    shortening: bool,
 }
 
 impl fmt::Debug for Journal {
@@ -81,19 +99,32 @@ impl Journal {
     /// # Errors
     /// [`JournalError`]; the file is left as it is then.
     pub(crate) fn open(dir: &Path) -> Result<(Self, u64), JournalError> {
+        #[cfg(test)]
+        let disk = faults::Disk::default();
         let path = dir.join(NAME);
         let failed = |what| {
             let path = path.clone();
             move |source| JournalError::Io { what, path, source }
         };
-        let mut file = open(&path, false).map_err(failed("open"))?;
+        let mut file = JournalFile::open(
+            &path,
+            false,
+            #[cfg(test)]
+            &disk,
+        )
+        .map_err(failed("open"))?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(failed("read"))?;
         let fresh = frame::file_header().starts_with(&bytes);
         if fresh {
             file.write_all_at(&frame::file_header(), 0).map_err(failed("begin"))?;
             file.sync_data().map_err(failed("sync"))?;
-            sync_dir(dir).map_err(failed("sync the directory of"))?;
+            sync_dir(
+                dir,
+                #[cfg(test)]
+                &disk,
+            )
+            .map_err(failed("sync the directory of"))?;
         } else {
             check_header(&path, &bytes)?;
         }
@@ -105,16 +136,20 @@ impl Journal {
         let mut state = State {
             file: Arc::new(file),
             len,
+            overhangs: false,
             sum: 0,
             ledger,
             count: 0,
             unwritten: Vec::new(),
+            shortening: false,
         };
         state.sum = state.encode().len() as u64;
         let journal = Self {
             path,
             state: Mutex::new(state),
-            synced: Mutex::new(0),
+            synced: Mutex::default(),
+            #[cfg(test)]
+            disk,
         };
         Ok((journal, torn))
     }
@@ -140,9 +175,7 @@ impl Journal {
         let mut bytes = std::mem::take(&mut state.unwritten);
         let earlier = bytes.len();
         frame::encode(&body, &mut bytes);
-        if let Err(source) = state.file.write_all_at(&bytes, state.len) {
-            // Whatever came of it is beyond the good bytes, and is written over.
-            let _ = state.file.set_len(state.len);
+        if let Err(source) = state.write(&bytes) {
             if undo {
                 state.unwritten = bytes;
             } else {
@@ -152,21 +185,9 @@ impl Journal {
             }
             return Err(self.failed("write")(source));
         }
-        state.len += bytes.len() as u64;
         state.count += 1;
         let after = weight(payload, state.ledger.get(payload));
         state.sum = (state.sum + after).saturating_sub(weight(payload, before.as_ref()));
-        if state.len > SHORT && state.len > LONG * state.sum {
-            let sum = state.encode();
-            state.sum = sum.len() as u64;
-            if state.len > SHORT && state.len > LONG * state.sum {
-                // The long one is as good.
-                if let Err(error) = self.replace(&mut state, &sum) {
-                    tracing::warn!(%error, "the store's index could not be shortened");
-                    state.sum = state.len;
-                }
-            }
-        }
         Ok(if sync { Appended::Sync } else { Appended::Done })
     }
 
@@ -175,14 +196,7 @@ impl Journal {
     /// # Errors
     /// [`JournalError::Io`]; it is still to be written.
     pub(crate) fn retry(&self) -> Result<(), JournalError> {
-        let mut state = self.lock();
-        if let Err(source) = state.file.write_all_at(&state.unwritten, state.len) {
-            let _ = state.file.set_len(state.len);
-            return Err(self.failed("write")(source));
-        }
-        state.len += state.unwritten.len() as u64;
-        state.unwritten.clear();
-        Ok(())
+        self.lock().retry().map_err(self.failed("write"))
     }
 
     /// Returns once everything appended before is safe from a loss of power. Blocks; callers at the same time share the
@@ -192,28 +206,108 @@ impl Journal {
     /// [`JournalError::Io`].
     pub(crate) fn sync(&self) -> Result<(), JournalError> {
         let wanted = self.lock().count;
-        let mut synced = self.synced.lock().unwrap_or_else(PoisonError::into_inner);
-        if *synced >= wanted {
+        let mut synced = self.lock_synced();
+        if synced.count >= wanted && !synced.renamed {
             return Ok(());
+        }
+        if synced.failed {
+            return self.replace(&mut synced);
         }
         let (file, count) = {
             let state = self.lock();
             (Arc::clone(&state.file), state.count)
         };
-        file.sync_data().map_err(self.failed("sync"))?;
-        *synced = count;
+        if let Err(source) = file.sync_data() {
+            synced.failed = true;
+            return Err(self.failed("sync")(source));
+        }
+        self.sync_name(&mut synced)?;
+        synced.count = count;
         Ok(())
     }
 
-    /// Puts one record for each object in the place of everything that was said.
+    /// Whether it is much longer than what it says, see [`Journal::shorten`]. Tells one caller at a time.
+    pub(crate) fn is_long(&self) -> bool {
+        let mut state = self.lock();
+        let long = state.len > SHORT && state.len > LONG * state.sum && !state.shortening;
+        state.shortening |= long;
+        long
+    }
+
+    /// Puts one record for each object in the place of everything that was said. Blocks, and others append meanwhile.
     ///
     /// # Errors
     /// [`JournalError::Io`]; the journal is as it was.
-    pub(crate) fn compact(&self) -> Result<(), JournalError> {
+    pub(crate) fn shorten(&self) -> Result<(), JournalError> {
+        let shortened = self.replace(&mut self.lock_synced());
         let mut state = self.lock();
-        let sum = state.encode();
-        state.sum = sum.len() as u64;
-        self.replace(&mut state, &sum)
+        state.shortening = false;
+        if shortened.is_err() {
+            // The long one is as good. Another try once it is that much longer.
+            state.sum = state.len;
+        }
+        shortened
+    }
+
+    /// Puts a file that says the same in the place of this one, and has it on the disk.
+    fn replace(&self, synced: &mut Synced) -> Result<(), JournalError> {
+        let new = self.path.with_extension("new");
+        let (sum, begin) = {
+            let mut state = self.lock();
+            // What is not in the file must not be in the sum either: it is written once.
+            state.retry().map_err(self.failed("write"))?;
+            (state.encode(), state.len)
+        };
+        let write = || {
+            let file = JournalFile::open(
+                &new,
+                true,
+                #[cfg(test)]
+                &self.disk,
+            )?;
+            file.write_all_at(&sum, 0)?;
+            file.sync_data()?;
+            Ok(file)
+        };
+        let file = write().map_err(self.failed("replace"))?;
+        let mut state = self.lock();
+        let rename = || {
+            // What was appended meanwhile.
+            let mut rest = vec![0; usize::try_from(state.len - begin).map_err(io::Error::other)?];
+            if !rest.is_empty() {
+                state.file.read_exact_at(&mut rest, begin)?;
+                file.write_all_at(&rest, sum.len() as u64)?;
+                file.sync_data()?;
+            }
+            std::fs::rename(&new, &self.path)?;
+            file.named();
+            Ok((sum.len() + rest.len()) as u64)
+        };
+        // From here on the new file is the journal, whatever else fails.
+        state.len = rename().map_err(self.failed("replace"))?;
+        state.file = Arc::new(file);
+        state.overhangs = false;
+        state.sum = state.encode().len() as u64;
+        let count = state.count;
+        drop(state);
+        (synced.renamed, synced.failed) = (true, false);
+        self.sync_name(synced)?;
+        synced.count = count;
+        Ok(())
+    }
+
+    /// Has the name of a file that took the place of another on the disk.
+    fn sync_name(&self, synced: &mut Synced) -> Result<(), JournalError> {
+        if let Some(dir) = self.path.parent().filter(|_| synced.renamed) {
+            sync_dir(
+                dir,
+                #[cfg(test)]
+                &self.disk,
+            )
+            .map_err(self.failed("sync the directory of"))?;
+            synced.renamed = false;
+        }
+        Ok(())
     }
 
     /// The segments that hold something.
@@ -237,32 +331,6 @@ impl Journal {
         self.lock().ledger.clone()
     }
 
-    fn replace(&self, state: &mut State, sum: &[u8]) -> Result<(), JournalError> {
-        let new = self.path.with_extension("new");
-        let durable = state.ledger.entries().values().any(|entry| entry.place.is_durable());
-        let replace = || -> io::Result<File> {
-            let file = open(&new, true)?;
-            file.write_all_at(sum, 0)?;
-            // A file that is replaced by an empty one after a loss of power would take spilled objects with it.
-            if durable {
-                file.sync_data()?;
-            }
-            std::fs::rename(&new, &self.path)?;
-            Ok(file)
-        };
-        let file = replace().map_err(self.failed("replace"))?;
-        // From here on the new file is the journal, whatever else fails.
-        state.file = Arc::new(file);
-        state.len = sum.len() as u64;
-        state.unwritten.clear();
-        if let Some(dir) = self.path.parent().filter(|_| durable)
-            && let Err(error) = sync_dir(dir)
-        {
-            tracing::warn!(path = %self.path.display(), %error, "a loss of power may bring back the longer index");
-        }
-        Ok(())
-    }
-
     fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> JournalError {
         let path = self.path.clone();
         move |source| JournalError::Io { what, path, source }
@@ -271,9 +339,43 @@ impl Journal {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn lock_synced(&self) -> MutexGuard<'_, Synced> {
+        self.synced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl State {
+    /// Appends bytes, all of them or none.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // What is left of a failed write must not follow a shorter one.
+        if self.overhangs {
+            self.file.set_len(self.len)?;
+            self.overhangs = false;
+        }
+        if let Err(error) = self.file.write_all_at(bytes, self.len) {
+            self.overhangs = self.file.set_len(self.len).is_err();
+            return Err(error);
+        }
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Writes what could not be written when it happened.
+    fn retry(&mut self) -> io::Result<()> {
+        let bytes = std::mem::take(&mut self.unwritten);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let written = self.write(&bytes);
+        if written.is_err() {
+            self.unwritten = bytes;
+        } else {
+            self.count += 1;
+        }
+        written
+    }
+
     /// The file that says the same in the fewest records.
     fn encode(&self) -> Vec<u8> {
         let mut file = frame::file_header().to_vec();
@@ -298,23 +400,6 @@ fn weight(payload: stagewire_core::PayloadId, entry: Option<&Entry>) -> u64 {
         let body = record::encode(&Record::Sealed(payload, entry.clone()));
         (frame::HEADER + body.len()) as u64
     })
-}
-
-/// Opens the file for this user alone; never through a symbolic link.
-fn open(path: &Path, anew: bool) -> io::Result<File> {
-    let no_follow = i32::try_from(rustix::fs::OFlags::NOFOLLOW.bits()).expect("a flag of open(2)");
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(anew)
-        .mode(0o600)
-        .custom_flags(no_follow)
-        .open(path)
-}
-
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 fn check_header(path: &Path, bytes: &[u8]) -> Result<(), JournalError> {

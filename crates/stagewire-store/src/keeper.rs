@@ -21,6 +21,8 @@ use std::time::Duration;
 
 pub use error::KeeperError;
 pub(crate) use link::Link;
+#[cfg(test)]
+pub(crate) use link::tests::command as test_command;
 pub use serve::run;
 
 /// How long a keeper waits for the next owner.

@@ -68,7 +68,7 @@ mod usage;
 
 pub use error::StoreError;
 pub use gate::{Fenced, TokenGate};
-pub use host::HostStore;
+pub use host::{Departure, Departures, HostStore};
 pub use journal::JournalError;
 pub use keeper::{KeeperCommand, KeeperError, KeeperOptions, LINGER, run as run_keeper};
 pub use recover::{DurableOptions, LeaveError, OpenError, Recovery, StoreOptions, Survivor};

@@ -106,6 +106,7 @@ pub(crate) struct SpillFile {
     digest: Digest,
     /// Taken on drop.
     charge: Option<Charge>,
+    abandoned: AtomicBool,
 }
 
 impl SpillFile {
@@ -127,9 +128,20 @@ impl SpillFile {
     }
 }
 
+impl SpillFile {
+    /// Leaves it where it is; the next start sweeps it. Its share of the quota is not free before.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Drop for SpillFile {
     fn drop(&mut self) {
-        let Some(charge) = self.charge.take() else { return };
+        let Some(mut charge) = self.charge.take() else { return };
+        if *self.abandoned.get_mut() {
+            charge.nbytes = 0;
+            return;
+        }
         let (shared, name) = (Arc::clone(&charge.shared), std::mem::take(&mut self.name));
         // The quota is free once the file is gone. A store that closes removes all files itself.
         let remove = Box::new(move |_: &mut _| {
@@ -207,6 +219,7 @@ impl Spill {
                 name,
                 digest,
                 charge: Some(charge),
+                abandoned: AtomicBool::new(false),
             });
             done(file);
         });
@@ -250,6 +263,13 @@ impl Spill {
             return 0;
         }
         self.shared.quota.saturating_sub(books.used)
+    }
+
+    /// Begins no write for a while, and tells why.
+    pub(crate) fn pause(&self, fault: SpillFault) {
+        let mut books = self.shared.books();
+        books.fault = Some(fault);
+        books.paused = Some(Instant::now() + PAUSE);
     }
 
     /// Whether no more writes are admitted before one has ended.
@@ -314,7 +334,12 @@ impl Spill {
             shared: Arc::clone(&self.shared),
             nbytes,
         });
-        Ok(Some(SpillFile { name, digest, charge }))
+        Ok(Some(SpillFile {
+            name,
+            digest,
+            charge,
+            abandoned: AtomicBool::new(false),
+        }))
     }
 }
 

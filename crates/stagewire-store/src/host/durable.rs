@@ -151,6 +151,7 @@ impl Keeping {
         if self.state().stopped {
             return Ok(());
         }
+        self.forget_kept();
         let link = Link::open(&self.dir, &self.command)?;
         let mut kept = BTreeSet::new();
         arena.lend_each(|lent| {
@@ -164,6 +165,11 @@ impl Keeping {
         drop(state);
         tracing::warn!(dir = %self.dir.display(), pid, "the keeper of the store's memory had ended; another one has it now");
         Ok(())
+    }
+
+    /// Nothing is kept by a keeper that has died: who seals waits for the next one.
+    fn forget_kept(&self) {
+        self.state().kept.clear();
     }
 
     /// Lets the keeper drop what neither the arena has nor the index names any more. A store that goes away without
@@ -252,6 +258,9 @@ async fn watch_keeper(keeping: Arc<Keeping>, journal: Arc<Journal>, arena: Arena
         };
         if keeping.state().stopped {
             return;
+        }
+        if ended && keeping.state().link.process() == process {
+            keeping.forget_kept();
         }
         let (keeping, journal, arena) = (Arc::clone(&keeping), Arc::clone(&journal), arena.clone());
         let done = tokio::task::spawn_blocking(move || {

@@ -189,7 +189,7 @@ impl Inner {
         self.deadlines.notify_one();
         drop(adopted);
         drop(there);
-        journal.compact()?;
+        journal.shorten()?;
         keeping.drop_retired(arena, journal);
         Ok(())
     }

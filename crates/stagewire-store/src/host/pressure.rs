@@ -14,7 +14,7 @@ use super::order::Class;
 use super::rooms::{Room, in_pages};
 use crate::journal::Record;
 use crate::spill::{Charge, SpillFile};
-use crate::{Reservation, StoreError};
+use crate::{Reservation, SpillFault, StoreError};
 
 /// Pause before those who wait look again whether readers have let go of something.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -145,16 +145,27 @@ impl Inner {
                 None => return true,
                 // Whoever got it while it was written reads it in memory.
                 Some(object) if object.is_read_beside(0) => return false,
-                Some(_) => {}
+                Some(_) => durable.journal.append(Record::Moved(about.payload, file.place())),
             }
-            durable.journal.append(Record::Moved(about.payload, file.place()))
         };
-        match entered.and_then(|_| durable.journal.sync()) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::error!(payload = %about.payload, %error, "a payload could not move to a file");
-                false
-            }
+        let written = entered.is_ok();
+        let Err(error) = entered.and_then(|_| durable.journal.sync()) else {
+            return true;
+        };
+        tracing::error!(payload = %about.payload, %error, "a payload could not move to a file");
+        if let Some(spill) = &self.spill {
+            spill.pause(SpillFault::of_index(&error));
+        }
+        let mut index = self.lock();
+        match index.writing(about) {
+            None => true,
+            Some(_) if !written => false,
+            // The file goes only once the index names the memory again. Where it cannot, the object is in the file: so
+            // a killed process still loses nothing.
+            Some(object) => durable
+                .journal
+                .append(Record::Moved(about.payload, object.place()))
+                .is_err(),
         }
     }
 

@@ -133,7 +133,9 @@ impl Restore {
         moved.map_err(|source| StoreError::Index { payload, source })?;
         let file = index.end_reading(&self.about, Some(&object));
         drop(index);
-        drop(file);
+        if let Some(file) = file {
+            store.part_with_file(file);
+        }
         store.counts.restored.add(self.about.nbytes());
         Ok(object)
     }

@@ -6,6 +6,8 @@ use uuid::Uuid;
 
 use super::*;
 
+mod failing;
+
 fn id(n: u128) -> PayloadId {
     PayloadId(Uuid::from_u128(n))
 }
@@ -41,6 +43,16 @@ fn entry(n: u64) -> Entry {
 
 fn open_in(dir: &TempDir) -> Journal {
     Journal::open(dir.path()).expect("readable").0
+}
+
+/// Appends, and shortens where a store would.
+fn append(journal: &Journal, record: Record) -> Appended {
+    let appended = journal.append(record).expect("written");
+    if journal.is_long() {
+        assert!(!journal.is_long(), "two are told");
+        journal.shorten().expect("written");
+    }
+    appended
 }
 
 fn ids(journal: &Journal) -> Vec<PayloadId> {
@@ -107,9 +119,9 @@ fn a_long_journal_of_long_records_is_summed_up() {
             label: vec![7; 2048],
             ..entry(n)
         };
-        let _ = journal.append(Record::Sealed(id(1), sealed)).expect("written");
-        let _ = journal.append(Record::Moved(id(1), file(1))).expect("written");
-        let _ = journal.append(Record::Gone(id(1))).expect("written");
+        let _ = append(&journal, Record::Sealed(id(1), sealed));
+        let _ = append(&journal, Record::Moved(id(1), file(1)));
+        let _ = append(&journal, Record::Gone(id(1)));
         longest = longest.max(std::fs::metadata(&path).expect("there").len());
     }
     assert!(longest < SHORT + 8192, "{longest} bytes");
@@ -131,11 +143,8 @@ fn a_long_journal_is_summed_up() {
     let path = dir.path().join(NAME);
     let mut longest = 0;
     for n in 1..5000 {
-        assert_eq!(
-            journal.append(Record::Sealed(id(1), entry(n))).expect("written"),
-            Appended::Done
-        );
-        assert_eq!(journal.append(Record::Gone(id(1))).expect("written"), Appended::Done);
+        assert_eq!(append(&journal, Record::Sealed(id(1), entry(n))), Appended::Done);
+        assert_eq!(append(&journal, Record::Gone(id(1))), Appended::Done);
         longest = longest.max(std::fs::metadata(&path).expect("there").len());
     }
     assert!(longest < SHORT + 4096, "{longest} bytes");
@@ -143,7 +152,7 @@ fn a_long_journal_is_summed_up() {
     drop(journal);
     let journal = open_in(&dir);
     assert_eq!(ids(&journal), [id(0)]);
-    journal.compact().expect("written");
+    journal.shorten().expect("written");
     assert_eq!(
         journal.append(Record::Sealed(id(3), entry(3))).expect("written"),
         Appended::Done
@@ -258,13 +267,12 @@ fn syncs_at_the_same_time_are_shared() {
                     let record = Record::Sealed(id(u128::from(n * 100 + round)), entry(n));
                     assert_eq!(journal.append(record).expect("written"), Appended::Done);
                     journal.sync().expect("synced");
-                    let synced = *journal.synced.lock().expect("nobody panics");
-                    assert!(synced > 0);
+                    assert!(journal.lock_synced().count > 0);
                 }
             });
         }
     });
-    assert_eq!(*journal.synced.lock().expect("nobody panics"), 160);
+    assert_eq!(journal.lock_synced().count, 160);
     assert_eq!(ids(&open_in(&dir)).len(), 160);
 }
 
@@ -310,7 +318,7 @@ proptest! {
                 Step::Load(key) => Record::Moved(id(key.into()), place(n as u64)),
                 Step::Gone(key) => Record::Gone(id(key.into())),
                 Step::Compact => {
-                    journal.compact().expect("written");
+                    journal.shorten().expect("written");
                     continue;
                 }
                 Step::Kill(cut) => {

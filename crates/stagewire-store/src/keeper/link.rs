@@ -228,4 +228,4 @@ impl Drop for Link {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

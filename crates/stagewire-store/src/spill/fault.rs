@@ -3,6 +3,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use stagewire_core::{Classify, ErrorClass};
 
+use crate::JournalError;
+
 /// What went wrong with the files that objects move to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -34,6 +36,19 @@ impl SpillFault {
     pub(crate) fn new(what: &'static str, path: impl AsRef<Path>, error: Errno) -> Self {
         let path = path.as_ref().to_owned();
         Self::Io { what, path, error }
+    }
+}
+
+impl SpillFault {
+    /// Files that the index cannot name are of no use.
+    pub(crate) fn of_index(error: &JournalError) -> Self {
+        let unknown = || Self::new("write", "the store's index", Errno::IO);
+        match error {
+            JournalError::Io { what, path, source } => {
+                Self::new(what, path, Errno::from_io_error(source).unwrap_or(Errno::IO))
+            }
+            _ => unknown(),
+        }
     }
 }
 

@@ -15,6 +15,10 @@ const THREADS: usize = 4;
 /// Threads that write at a time at most; a reader does not wait for all writes to end.
 const WRITERS: usize = 2;
 
+/// Threads that read at a time at most while a write waits and no other is under way: whoever reads may need the room
+/// that it makes.
+const READERS: usize = THREADS - 1;
+
 /// Bytes that are read or written at a time through a buffer.
 pub(super) const PIECE: usize = 256 * BLOCK;
 
@@ -44,16 +48,23 @@ struct Jobs {
     removes: VecDeque<Job>,
     reads: VecDeque<Job>,
     writes: VecDeque<Job>,
+    reading: usize,
     writing: usize,
     closed: bool,
 }
 
 impl Jobs {
     fn next(&mut self) -> Option<(Turn, Job)> {
-        let job = self.removes.pop_front().map(|job| (Turn::Remove, job));
-        let job = job.or_else(|| self.reads.pop_front().map(|job| (Turn::Read, job)));
-        if job.is_some() || self.writing >= WRITERS {
-            return job;
+        if let Some(remove) = self.removes.pop_front() {
+            return Some((Turn::Remove, remove));
+        }
+        let starving = self.writing == 0 && self.reading >= READERS && !self.writes.is_empty();
+        if !starving && let Some(read) = self.reads.pop_front() {
+            self.reading += 1;
+            return Some((Turn::Read, read));
+        }
+        if self.writing >= WRITERS {
+            return None;
         }
         let write = self.writes.pop_front()?;
         self.writing += 1;
@@ -77,10 +88,16 @@ impl Queue {
             drop(jobs);
             job(&mut buffer);
             jobs = self.jobs();
-            if turn == Turn::Write && !jobs.closed {
-                jobs.writing -= 1;
-                // Somebody may have passed over a write because of this one.
-                self.changed.notify_one();
+            match turn {
+                // The counts went with the jobs that were left.
+                _ if jobs.closed => {}
+                Turn::Remove => {}
+                Turn::Read => jobs.reading -= 1,
+                Turn::Write => {
+                    jobs.writing -= 1;
+                    // Somebody may have passed over a write because of this one.
+                    self.changed.notify_one();
+                }
             }
         }
     }
@@ -143,5 +160,66 @@ impl Workers {
 impl std::fmt::Debug for Workers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Workers({THREADS} threads)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Reads that never end: each has another one follow it before it ends.
+    fn read_on(workers: &Arc<Workers>, stop: &Arc<AtomicBool>) {
+        let (again, stopped) = (Arc::clone(workers), Arc::clone(stop));
+        let read = Box::new(move |_: &mut Buffer| {
+            if !stopped.load(Ordering::Relaxed) {
+                read_on(&again, &stopped);
+                // As others would, that wait as well.
+                thread::yield_now();
+            }
+        });
+        workers.submit(Turn::Read, read);
+    }
+
+    #[test]
+    fn readers_do_not_starve_a_writer() {
+        let workers = Arc::new(Workers::start(Path::new("/nowhere")).expect("threads"));
+        let stop = Arc::new(AtomicBool::new(false));
+        for _ in 0..3 * THREADS {
+            read_on(&workers, &stop);
+        }
+        let (wrote, writes) = mpsc::channel();
+        for n in 0..10 {
+            let wrote = wrote.clone();
+            workers.submit(Turn::Write, Box::new(move |_| wrote.send(n).expect("somebody waits")));
+        }
+        let order: Vec<_> = (0..10).map_while(|_| writes.recv_timeout(PATIENCE).ok()).collect();
+        stop.store(true, Ordering::Relaxed);
+        workers.close();
+        assert_eq!(order.len(), 10, "reads went before every write");
+    }
+
+    #[test]
+    fn writers_leave_threads_to_readers() {
+        let workers = Workers::start(Path::new("/nowhere")).expect("threads");
+        let (end, ends) = mpsc::channel::<()>();
+        let ends = Arc::new(Mutex::new(ends));
+        for _ in 0..THREADS {
+            let ends = Arc::clone(&ends);
+            let write = move |_: &mut Buffer| {
+                let _ = ends.lock().expect("no panic").recv();
+            };
+            workers.submit(Turn::Write, Box::new(write));
+        }
+        let (read, reads) = mpsc::channel();
+        workers.submit(Turn::Read, Box::new(move |_| read.send(()).expect("somebody waits")));
+        reads.recv_timeout(PATIENCE).expect("two threads are left");
+        drop(end);
+        workers.close();
     }
 }

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use stagewire_core::{ByteCount, Classify, ErrorClass};
 use stagewire_transfer::{Arena, Extent};
 use tempfile::TempDir;
@@ -17,7 +18,7 @@ fn keeper_process() {
     }
 }
 
-fn command() -> KeeperCommand {
+pub(crate) fn command() -> KeeperCommand {
     let program = std::env::current_exe().expect("this test");
     let args = [
         "keeper::link::tests::keeper_process",
@@ -44,6 +45,14 @@ fn filled(arena: &Arena, byte: u8) -> Extent {
 
 fn pid(link: &Link) -> Pid {
     Pid::from_raw(i32::try_from(link.process().pid).expect("a pid")).expect("a pid")
+}
+
+/// Whether the process ends within that time.
+fn ends_within(pid: Pid, time: Duration) -> bool {
+    let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+    let timeout = Timespec::try_from(time).expect("short");
+    let mut ends = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut ends, Some(&timeout)).expect("nobody interrupts") > 0
 }
 
 /// Waits until the process is gone: a zombie is, too.
@@ -147,11 +156,10 @@ fn a_secret_that_others_can_read_is_none() {
 #[test]
 fn a_keeper_without_an_owner_ends_by_itself() {
     let dir = dir();
-    let short = lingering(Duration::from_millis(300));
-    let link = Link::open(dir.path(), &short).expect("a keeper");
+    let linger = Duration::from_millis(100);
+    let link = Link::open(dir.path(), &lingering(linger)).expect("a keeper");
     let keeper = pid(&link);
-    std::thread::sleep(Duration::from_millis(600));
-    assert!(test_kill_process(keeper).is_ok(), "it stays as long as its owner");
+    assert!(!ends_within(keeper, 3 * linger), "it stays as long as its owner");
     drop(link);
     gone(keeper);
     // The next owner gets a new one.
