@@ -192,7 +192,8 @@ class Lender:
         self.master = subprocess.Popen(command, preexec_fn=end_with_parent, **quiet)
         until = time.monotonic() + 30
         while not listens(port):
-            assert self.master.poll() is None and time.monotonic() < until, "mooncake_master does not start"
+            assert self.master.poll() is None, "mooncake_master has ended"
+            assert time.monotonic() < until, "mooncake_master does not listen"
             time.sleep(0.02)
         self.store = store_client(self.address, int(segment_bytes)) if int(segment_bytes) else None
 
