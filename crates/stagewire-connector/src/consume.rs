@@ -1,13 +1,14 @@
 mod access;
 mod advance;
 mod error;
-mod flight;
+mod progress;
+mod pump;
 mod seek;
 mod view;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, Handle, Handover};
@@ -17,8 +18,10 @@ use crate::Stop;
 use crate::connector::Shared;
 use crate::link::Watching;
 use crate::wire::State;
-use access::{Access, Room, Way};
-use flight::{Flight, Landed};
+use access::{Access, AccessError, Room, Way};
+use futures::future::BoxFuture;
+use progress::Progress;
+use pump::Pump;
 use seek::Whereabouts;
 
 pub use error::{ConsumeError, Place};
@@ -36,23 +39,23 @@ pub struct ConsumeOptions {
     pub deadline: Option<Duration>,
     /// Ends the wait early.
     pub stop: Option<Stop>,
-    /// Is told of each chunk as soon as it has come, which may be before [`Consumer::next`] is called.
+    /// Is told of each chunk as it comes, once [`Consumer::next`] was called first.
     pub on_chunk: Option<OnChunk>,
 }
 
-/// Told of the chunks of a payload as they come, in order. It is called on whatever thread moved the bytes, and must not
-/// block.
+/// Told of each chunk of a payload as it comes: once it can be read here, in whatever order chunks become complete, and
+/// before [`Consumer::next`] returns it. It is called on whatever thread learnt of that, and must not block.
 #[derive(Clone)]
-pub struct OnChunk(Arc<dyn Fn(u32) + Send + Sync>);
+pub struct OnChunk(Arc<dyn Fn(u32, &[ChunkView]) + Send + Sync>);
 
 impl OnChunk {
-    /// Calls `told` with the index of each chunk.
-    pub fn new(told: impl Fn(u32) + Send + Sync + 'static) -> Self {
+    /// Calls `told` with the index of each chunk and a view of each of its tensors.
+    pub fn new(told: impl Fn(u32, &[ChunkView]) + Send + Sync + 'static) -> Self {
         Self(Arc::new(told))
     }
 
-    pub(crate) fn tell(&self, chunks: std::ops::Range<u32>) {
-        chunks.for_each(|index| (self.0)(index));
+    fn tell(&self, index: u32, tensors: &[ChunkView]) {
+        (self.0)(index, tensors);
     }
 }
 
@@ -78,6 +81,8 @@ pub(crate) trait Observer: Send + Sync {
     fn error(&self, error: &ConsumeError);
 }
 
+type Flight = Mutex<BoxFuture<'static, Result<(), AccessError>>>;
+
 /// A payload being consumed, chunk by chunk, in order.
 ///
 /// Dropping it lets go of every pin that no view needs any more; one that is deleted on consume may then be consumed
@@ -90,7 +95,6 @@ pub struct Consumer {
     rooms: Vec<Room>,
     deadline: Option<Duration>,
     stop: Option<Stop>,
-    on_chunk: Option<OnChunk>,
     observer: Option<Arc<dyn Observer>>,
     _counted: Counted,
     whereabouts: Whereabouts,
@@ -98,10 +102,11 @@ pub struct Consumer {
     /// What the holder said last.
     state: State,
     access: Option<Arc<Access>>,
-    /// The pull of chunk `next`, or of those after it while that one is in use.
+    progress: Arc<Progress>,
+    /// The copy that a call waits for. A dropped call loses nothing: the next one goes on with it.
     flight: Option<Flight>,
-    /// What came last.
-    landed: Landed,
+    /// What goes on between calls.
+    pump: Option<Pump>,
     /// Nobody looks at a chunk before the last has come.
     whole: bool,
     next: u32,
@@ -161,22 +166,23 @@ impl Consumer {
             }
         };
         let counted = Counted::new(shared.consumers());
+        let handle = Arc::new(handle);
         let consumer = Self {
             shared,
             whereabouts: Whereabouts::new(handle.holder.clone()),
-            handle: Arc::new(handle),
+            progress: Progress::new(&handle, options.on_chunk),
+            handle,
             way,
             rooms,
             deadline: options.deadline,
             stop: options.stop,
-            on_chunk: options.on_chunk,
             observer: None,
             _counted: counted,
             watching: None,
             state: State::default(),
             access: None,
             flight: None,
-            landed: Landed::default(),
+            pump: None,
             whole: false,
             next: 0,
             done: false,
@@ -235,8 +241,7 @@ impl Consumer {
             Err(ConsumeError::Failed { .. } | ConsumeError::PeerLost { .. } | ConsumeError::Gone { .. })
         ) {
             // No chunk will come any more; whoever keeps this consumer must not keep the producer's memory.
-            self.access = None;
-            self.flight = None;
+            self.leave().await;
         }
         if let Some(observer) = &self.observer {
             match &result {
@@ -258,7 +263,7 @@ impl Consumer {
     pub async fn fetch_all(&mut self) -> Result<Fetched, ConsumeError> {
         let mut handovers = Vec::new();
         // Who wants to be told of each chunk does not want all of them at once.
-        self.whole = self.on_chunk.is_none();
+        self.whole = self.progress.told().is_none();
         while self.next < self.handle.manifest.chunks() {
             if let Some(chunk) = self.next().await? {
                 handovers.push(chunk.handover);
@@ -299,6 +304,7 @@ impl Consumer {
     /// # Cancel safety
     /// A dropped future has given it up.
     pub async fn close(mut self) {
+        self.leave().await;
         let rooms = std::mem::take(&mut self.rooms);
         drop(self);
         for room in &rooms {
@@ -311,9 +317,17 @@ impl Consumer {
     }
 
     /// Lets go of the memory without being done: what was read is somewhere else by now.
-    pub(crate) fn let_go(&mut self) {
-        self.access = None;
-        self.flight = None;
+    pub(crate) async fn let_go(&mut self) {
+        self.leave().await;
         self.rooms.clear();
+    }
+
+    /// Lets go of the holder's memory, and of all that goes on there.
+    async fn leave(&mut self) {
+        self.flight = None;
+        self.access = None;
+        if let Some(pump) = self.pump.take() {
+            pump.end().await;
+        }
     }
 }

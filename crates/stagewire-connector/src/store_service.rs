@@ -116,7 +116,7 @@ impl StoreService {
         for _ in 0..handle.manifest.chunks() {
             consumer.next().await.map_err(|error| error.to_failure())?;
         }
-        consumer.let_go();
+        consumer.let_go().await;
         let taking = Taking {
             store: self.store.clone(),
             draft,

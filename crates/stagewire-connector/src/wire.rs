@@ -133,6 +133,18 @@ pub(crate) struct State {
     pub(crate) digests: Option<Vec<Option<u64>>>,
 }
 
+impl State {
+    /// Whether a chunk is complete.
+    pub(crate) fn has(&self, index: u32) -> bool {
+        index < self.readable || self.early.contains(&index)
+    }
+
+    /// The chunks that are complete.
+    pub(crate) fn complete(&self) -> impl Iterator<Item = u32> + use<> {
+        (0..self.readable).chain(self.early.clone())
+    }
+}
+
 /// Why a payload gets no more chunks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum End {

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
@@ -53,8 +52,30 @@ impl From<TargetError> for AccessError {
 pub(super) struct Room {
     /// Private memory is taken as it is needed.
     target: OnceLock<Arc<Target>>,
-    /// Chunks that are in the target, counted from the first.
-    done: Arc<AtomicU32>,
+    done: Arc<Done>,
+}
+
+/// Which chunks of a tensor are in its target.
+#[derive(Debug, Default)]
+struct Done(Mutex<BTreeSet<u32>>);
+
+impl Done {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of `chunks` that are not, in stretches.
+    fn missing(&self, chunks: Range<u32>) -> Vec<Range<u32>> {
+        let done = self.lock();
+        let mut missing: Vec<Range<u32>> = Vec::new();
+        for index in chunks.filter(|index| !done.contains(index)) {
+            match missing.last_mut() {
+                Some(last) if last.end == index => last.end += 1,
+                _ => missing.push(index..index + 1),
+            }
+        }
+        missing
+    }
 }
 
 impl Room {
@@ -90,20 +111,25 @@ enum Source {
     Pulled(Pulled),
 }
 
-/// A tensor that is copied, chunk by chunk, in order.
+/// A tensor that is copied, chunk by chunk.
 #[derive(Debug, Clone)]
 struct Pulled {
     pin: Arc<dyn Pinned>,
     target: Arc<Target>,
-    done: Arc<AtomicU32>,
+    done: Arc<Done>,
 }
 
 impl Pulled {
-    async fn pull(&self, record: Record, end: u32, deadline: Option<Duration>) -> Result<(), AccessError> {
+    async fn pull(
+        &self,
+        records: Vec<Record>,
+        chunks: Range<u32>,
+        deadline: Option<Duration>,
+    ) -> Result<(), AccessError> {
         self.pin
-            .pull(&[record], &self.target, TransferOptions { deadline })
+            .pull(&records, &self.target, TransferOptions { deadline })
             .await?;
-        self.done.store(end, Ordering::Release);
+        self.done.lock().extend(chunks);
         Ok(())
     }
 }
@@ -204,9 +230,10 @@ impl Access {
         let mut pulls = Vec::new();
         for (source, spec) in self.sources.iter().zip(handle.manifest.tensors()) {
             let Source::Pulled(pulled) = source else { continue };
-            let missing = chunks.start.max(pulled.done.load(Ordering::Acquire))..chunks.end;
-            if let Some(record) = record(spec, chunking, missing) {
-                pulls.push(pulled.pull(record, chunks.end, self.deadline));
+            let missing = pulled.done.missing(chunks.clone()).into_iter();
+            let records: Vec<_> = missing.filter_map(|chunks| record(spec, chunking, chunks)).collect();
+            if !records.is_empty() {
+                pulls.push(pulled.pull(records, chunks.clone(), self.deadline));
             }
         }
         join_all(pulls).await.into_iter().collect()
@@ -285,6 +312,8 @@ fn is_out_of_reach(error: &ConnectError) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use async_trait::async_trait;
     use stagewire_core::{DType, Entry, EntryValue, Manifest, PayloadKind, StageName, TensorSpec};
     use stagewire_transfer::Borrowed;

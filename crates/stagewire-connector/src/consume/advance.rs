@@ -1,13 +1,15 @@
 //! How a consumer gets from one chunk to the next.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures::FutureExt;
 use stagewire_core::{Classify, ErrorClass, Handover, RegionRef, Timestamp, TransferMode};
 use stagewire_transfer::{ConnectError, TransferError};
 
 use super::access::{Access, AccessError};
-use super::flight::{Batch, Flight, Pulling};
+use super::progress::{Batch, Landed, Slot};
+use super::pump::Pump;
 use super::seek::Sought;
 use super::{Chunk, ChunkView, ConsumeError, Consumer, Place};
 use crate::digest;
@@ -44,58 +46,69 @@ impl Consumer {
         if self.watching.is_none() && self.access.is_none() {
             self.begin().await?;
         }
+        if !self.watching.as_ref().is_some_and(|watching| watching.has(self.next)) {
+            // What comes in another order than it is asked for.
+            self.look_ahead();
+        }
         self.wait_readable().await?;
         let begin = now();
         let access = self.access().await?;
         if !access.is_copied() {
-            if let Some(told) = &self.on_chunk {
-                told.tell(self.next..self.next + 1);
-            }
-            return self.take_chunk(begin, now()).map(Some);
-        }
-        while self.landed.chunks.end <= self.next {
-            let flight = match &mut self.flight {
-                Some(flight) => flight,
-                None => {
-                    let chunks = self.batch().cut(&self.handle, self.next, self.state.readable);
-                    let flight = Flight::now(self.pulling(&access), chunks);
-                    self.flight.insert(flight)
-                }
+            self.look_ahead();
+            let landed = Landed {
+                begin,
+                end: now(),
+                stored: self.state.stored,
             };
-            let landed = flight.await;
-            self.flight = None;
-            self.landed = landed.map_err(|error| self.access_error(error))?;
+            return self.take_chunk(landed).map(Some);
         }
-        if self.landed.chunks.end < chunks
-            && self.flight.is_none()
-            && let Some(watching) = &self.watching
-        {
-            let flight = Flight::ahead(
-                self.shared.runtime(),
-                self.pulling(&access),
-                self.landed.chunks.end,
-                self.batch(),
-                watching.subscribe(),
-            );
-            self.flight = Some(flight);
-        }
-        self.take_chunk(self.landed.begin, self.landed.end).map(Some)
-    }
-
-    fn pulling(&self, access: &Arc<Access>) -> Pulling {
-        Pulling {
-            access: Arc::clone(access),
-            handle: Arc::clone(&self.handle),
-            told: self.on_chunk.clone(),
+        loop {
+            if let Some(flight) = &mut self.flight {
+                let flight = flight.get_mut().unwrap_or_else(PoisonError::into_inner);
+                let landed = flight.await;
+                self.flight = None;
+                landed.map_err(|error| self.access_error(error))?;
+            }
+            match self.progress.slot(self.next) {
+                Slot::Here(landed) => {
+                    self.look_ahead();
+                    return self.take_chunk(landed).map(Some);
+                }
+                Slot::Flying => self.progress.landed(self.next).await,
+                Slot::Missing => {
+                    let batch = if self.whole { Batch::All } else { Batch::One };
+                    if let Some(flying) = self.progress.take(self.next, &self.state, batch) {
+                        self.flight = Some(Mutex::new(flying.pull(Arc::clone(&access)).boxed()));
+                    }
+                    self.look_ahead();
+                }
+            }
         }
     }
 
-    fn batch(&self) -> Batch {
-        if self.whole {
-            Batch::All
-        } else {
-            Batch::Paced(self.landed.clone())
+    /// Has go on what can while this consumer waits for a chunk, or is busy with one.
+    fn look_ahead(&mut self) {
+        let (Some(access), Some(watching)) = (&self.access, &self.watching) else {
+            return;
+        };
+        if self.pump.as_ref().is_some_and(|pump| !pump.is_over()) || !access.is_of(self.regions()) {
+            return;
         }
+        let (runtime, heard) = (self.shared.runtime(), watching.subscribe());
+        let batch = if self.whole { Batch::All } else { Batch::Paced };
+        self.pump = match self.progress.told() {
+            _ if access.is_copied() => {
+                let progress = Arc::clone(&self.progress);
+                progress
+                    .lacks_any()
+                    .then(|| Pump::copying(runtime, Arc::clone(access), progress, heard, batch))
+            }
+            Some(told) if !told.all() => {
+                let (access, handle) = (Arc::clone(access), Arc::clone(&self.handle));
+                Some(Pump::telling(runtime, access, handle, Arc::clone(told), heard))
+            }
+            _ => None,
+        };
     }
 
     /// Asks the holder how the payload comes on, and pins its memory meanwhile. A pin that fails is tried again once the
@@ -119,8 +132,12 @@ impl Consumer {
         {
             return Ok(Arc::clone(access));
         }
-        // What was pulled stays; what is shown keeps its own memory.
-        self.flight = None;
+        // What was copied stays; what is shown keeps its own memory. What is being copied is copied again.
+        self.leave().await;
+        for room in &self.rooms {
+            room.idle().await;
+        }
+        self.progress = self.progress.anew();
         let access = match self.open_access().await {
             Err(error) if error.is_of_an_old_place() && self.is_stored() => {
                 // It may have moved within the store since that was last heard of: the holder knows.
@@ -240,13 +257,17 @@ impl Consumer {
         .await
     }
 
-    fn take_chunk(&mut self, begin: Timestamp, end: Timestamp) -> Result<Chunk, ConsumeError> {
+    fn take_chunk(&mut self, landed: Landed) -> Result<Chunk, ConsumeError> {
+        let Landed { begin, end, stored } = landed;
         let (index, count) = (self.next, self.handle.manifest.chunks());
         let access = self.access.as_ref();
         let tensors = access
             .map(|access| access.views(&self.handle, Some(index)))
             .unwrap_or_default();
         self.compare(index, &tensors)?;
+        if let (Some(told), Some(access)) = (self.progress.told(), &self.access) {
+            told.tell(index, access, &self.handle);
+        }
         self.next += 1;
         Ok(Chunk {
             index,
@@ -258,11 +279,7 @@ impl Consumer {
                 chunk: index,
                 chunks: count,
                 nbytes: self.handle.manifest.chunk_nbytes(index).0,
-                mode: if self.state.stored {
-                    TransferMode::Store
-                } else {
-                    TransferMode::P2p
-                },
+                mode: if stored { TransferMode::Store } else { TransferMode::P2p },
                 path: access.map(|access| access.path().to_owned()).unwrap_or_default(),
                 begin,
                 end,
@@ -300,8 +317,7 @@ impl Consumer {
     /// is told when it is back, where that is soon: it has the payload again.
     async fn finish(&mut self) -> Result<(), ConsumeError> {
         self.compare_again()?;
-        self.access = None;
-        self.flight = None;
+        self.leave().await;
         while !self.done {
             if self.watching.is_none() {
                 // Acknowledged before anything was read, or the connection was lost.

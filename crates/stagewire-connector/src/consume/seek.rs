@@ -110,8 +110,7 @@ impl Consumer {
         tracing::debug!(payload = %self.handle.payload, pid = store.process.pid, "a payload was found in the store");
         self.whereabouts = Whereabouts::new(store.clone());
         self.watching = Some(watching);
-        self.access = None;
-        self.flight = None;
+        self.leave().await;
         Some(true)
     }
 }

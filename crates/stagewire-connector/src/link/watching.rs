@@ -40,6 +40,11 @@ impl Watching {
         self.heard.borrow_and_update().clone()
     }
 
+    /// Whether the holder has said by now that a chunk is complete.
+    pub(crate) fn has(&self, index: u32) -> bool {
+        self.heard.borrow().state.has(index)
+    }
+
     /// For others that follow the same payload.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Heard> {
         self.heard.clone()

@@ -1,7 +1,7 @@
 //! Memory that is published again and again, and producers that write where they must not.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stagewire_connector::{Connector, ConsumeError, ConsumeOptions, OnChunk, PublishSpec};
@@ -105,16 +105,20 @@ async fn digests_of_every_kind_of_bundle_agree() {
     all_gone(&world.connector).await;
 }
 
+/// At its arrival, in whatever order, and not only when it is asked for.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_chunk_is_told_in_order_once_it_is_there() {
+async fn each_chunk_is_told_once_as_it_comes() {
     let world = World::new().await;
     let mut second = world.second().await;
     for (bundle, private) in [(latent(), false), (latent(), true), (latent().borrowed(), false)] {
         let handle = second.open(&bundle, CONSUMED).await;
-        let told: Arc<Mutex<Vec<u32>>> = Arc::default();
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let on_chunk = OnChunk::new({
-            let told = Arc::clone(&told);
-            move |index| told.lock().expect("no panic").push(index)
+            let bundle = bundle.clone();
+            move |index, tensors| {
+                bundle.check(tensors, Some(index));
+                tell.send(index).expect("the test listens");
+            }
         });
         let options = ConsumeOptions {
             private,
@@ -122,12 +126,29 @@ async fn each_chunk_is_told_in_order_once_it_is_there() {
             ..ConsumeOptions::within(PATIENCE)
         };
         let mut consumer = world.connector.consume(handle.clone(), options).expect("a consumer");
-        let fetching = tokio::spawn(async move { consumer.fetch_all().await });
-        for index in [2, 1, 0, 3, 4, 7, 6, 5] {
+        let mut come = async |index: u32| {
             second.ready(&handle, index).await;
+            let next = tokio::time::timeout(PATIENCE, told.recv()).await;
+            assert_eq!(next.expect("it is told at once"), Some(index), "private: {private}");
+        };
+        // It waits for chunk 0, and is told of others meanwhile.
+        let early = async {
+            for index in [2, 1, 0] {
+                come(index).await;
+            }
+        };
+        let (first, ()) = tokio::join!(consumer.next(), early);
+        bundle.check(&first.expect("alive").expect("ready").tensors, Some(0));
+        // It is busy now.
+        for index in [3, 4, 7, 6, 5] {
+            come(index).await;
         }
-        bundle.check(&fetching.await.expect("no panic").expect("alive").tensors, None);
-        assert_eq!(*told.lock().expect("no panic"), (0..8).collect::<Vec<_>>());
+        for index in 1..8 {
+            let chunk = consumer.next().await.expect("alive").expect("ready");
+            bundle.check(&chunk.tensors, Some(index));
+        }
+        assert!(consumer.next().await.expect("alive").is_none());
+        assert!(told.try_recv().is_err(), "a chunk was told of twice");
     }
     second.all_gone().await;
 }

@@ -1,0 +1,231 @@
+//! How far the copies of a consumer are.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use stagewire_core::{Handle, Timestamp};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::OnChunk;
+use super::access::{Access, AccessError};
+use super::advance::now;
+use crate::wire::State;
+
+/// How long the pull of several chunks at a time may take by the pace of the one before: what a consumer waits longer for
+/// the first of them at most. Below, each pull on its own costs more than it moves.
+const AHEAD: Duration = Duration::from_millis(5);
+
+/// What is taken to be moved in [`AHEAD`] before anything was measured: a slow memory's share.
+const AHEAD_BYTES: u64 = 5 << 20;
+
+/// What is known of one chunk.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Slot {
+    Missing,
+    /// It is being copied.
+    Flying,
+    Here(Landed),
+}
+
+/// When a chunk came, and from where.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Landed {
+    pub(super) begin: Timestamp,
+    pub(super) end: Timestamp,
+    /// From a store, and not from its producer.
+    pub(super) stored: bool,
+}
+
+/// How many chunks are copied at a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Batch {
+    /// One, which somebody waits for.
+    One,
+    /// As many as the pace of the last pull moves in [`AHEAD`].
+    Paced,
+    /// As many as are there: nobody looks at one before the last has come.
+    All,
+}
+
+#[derive(Debug)]
+struct Table {
+    slots: Vec<Slot>,
+    /// What [`AHEAD`] is enough for.
+    ahead_bytes: u64,
+}
+
+/// The chunks of one payload, each of which is copied by one at a time.
+#[derive(Debug)]
+pub(super) struct Progress {
+    handle: Arc<Handle>,
+    told: Option<Arc<Told>>,
+    table: watch::Sender<Table>,
+}
+
+impl Progress {
+    pub(super) fn new(handle: &Arc<Handle>, on_chunk: Option<OnChunk>) -> Arc<Self> {
+        let chunks = handle.manifest.chunks() as usize;
+        let told = on_chunk.map(|on_chunk| {
+            let told = Mutex::new(vec![false; chunks]);
+            Arc::new(Told { on_chunk, told })
+        });
+        Arc::new(Self {
+            handle: Arc::clone(handle),
+            told,
+            table: watch::Sender::new(Table {
+                slots: vec![Slot::Missing; chunks],
+                ahead_bytes: AHEAD_BYTES,
+            }),
+        })
+    }
+
+    /// The same, for copies from another place: none is under way.
+    pub(super) fn anew(&self) -> Arc<Self> {
+        let table = self.table.borrow();
+        let grounded = |slot: &Slot| match slot {
+            Slot::Here(_) => *slot,
+            Slot::Missing | Slot::Flying => Slot::Missing,
+        };
+        let slots = table.slots.iter().map(grounded).collect();
+        let ahead_bytes = table.ahead_bytes;
+        drop(table);
+        Arc::new(Self {
+            handle: Arc::clone(&self.handle),
+            told: self.told.clone(),
+            table: watch::Sender::new(Table { slots, ahead_bytes }),
+        })
+    }
+
+    pub(super) fn slot(&self, index: u32) -> Slot {
+        self.table.borrow().slots[index as usize]
+    }
+
+    /// Who is to be told of each chunk as it comes.
+    pub(super) const fn told(&self) -> Option<&Arc<Told>> {
+        self.told.as_ref()
+    }
+
+    /// Whether a chunk is neither here nor on its way.
+    pub(super) fn lacks_any(&self) -> bool {
+        let table = self.table.borrow();
+        table.slots.iter().any(|slot| matches!(slot, Slot::Missing))
+    }
+
+    /// Waits until a chunk is not being copied.
+    pub(super) async fn landed(&self, index: u32) {
+        let landed = |table: &Table| !matches!(table.slots[index as usize], Slot::Flying);
+        // The sender is in `self`.
+        let _ = self.table.subscribe().wait_for(landed).await;
+    }
+
+    /// Takes chunks to copy, the first that are complete and that nobody copies, from `next` on.
+    pub(super) fn take(self: &Arc<Self>, next: u32, state: &State, batch: Batch) -> Option<Flying> {
+        let mut taken = None;
+        self.table.send_if_modified(|table| {
+            let free = |index: &u32| state.has(*index) && matches!(table.slots[*index as usize], Slot::Missing);
+            let Some(first) = (next..self.handle.manifest.chunks()).find(free) else {
+                return false;
+            };
+            let all = (first..self.handle.manifest.chunks()).take_while(free);
+            let mut left = table.ahead_bytes;
+            let end = match batch {
+                Batch::One => first + 1,
+                Batch::All => all.last().map_or(first, |last| last + 1),
+                Batch::Paced => {
+                    let fits = |index: &u32| {
+                        let bytes = self.handle.manifest.chunk_nbytes(*index).0;
+                        let fits = *index == first || bytes <= left;
+                        left = left.saturating_sub(bytes);
+                        fits
+                    };
+                    all.take_while(fits).last().map_or(first, |last| last + 1)
+                }
+            };
+            table.slots[first as usize..end as usize].fill(Slot::Flying);
+            taken = Some(Flying {
+                progress: Arc::clone(self),
+                chunks: first..end,
+                stored: state.stored,
+                landed: false,
+            });
+            // Nobody waits for what begins.
+            false
+        });
+        taken
+    }
+}
+
+/// Chunks that are being copied by who has this. Dropped before they are here, they are missing again.
+pub(super) struct Flying {
+    progress: Arc<Progress>,
+    chunks: Range<u32>,
+    stored: bool,
+    landed: bool,
+}
+
+impl Flying {
+    pub(super) async fn pull(mut self, access: Arc<Access>) -> Result<(), AccessError> {
+        let (begin, started) = (now(), Instant::now());
+        let handle = Arc::clone(&self.progress.handle);
+        access.pull(&handle, self.chunks.clone()).await?;
+        if let Some(told) = &self.progress.told {
+            self.chunks.clone().for_each(|index| told.tell(index, &access, &handle));
+        }
+        // Once the last chunk is here, whoever asks for it may want the memory for itself.
+        drop(access);
+        self.land(begin, started.elapsed());
+        Ok(())
+    }
+
+    fn land(&mut self, begin: Timestamp, took: Duration) {
+        self.landed = true;
+        let manifest = &self.progress.handle.manifest;
+        let bytes: u64 = self.chunks.clone().map(|index| manifest.chunk_nbytes(index).0).sum();
+        let ahead = u128::from(bytes) * AHEAD.as_nanos() / took.as_nanos().max(1);
+        let landed = Slot::Here(Landed {
+            begin,
+            end: now(),
+            stored: self.stored,
+        });
+        self.progress.table.send_modify(|table| {
+            table.slots[self.chunks.start as usize..self.chunks.end as usize].fill(landed);
+            table.ahead_bytes = u64::try_from(ahead).unwrap_or(u64::MAX);
+        });
+    }
+}
+
+impl Drop for Flying {
+    fn drop(&mut self) {
+        if !self.landed {
+            self.progress.table.send_modify(|table| {
+                table.slots[self.chunks.start as usize..self.chunks.end as usize].fill(Slot::Missing);
+            });
+        }
+    }
+}
+
+/// Who is told of each chunk, once.
+#[derive(Debug)]
+pub(super) struct Told {
+    on_chunk: OnChunk,
+    told: Mutex<Vec<bool>>,
+}
+
+impl Told {
+    pub(super) fn tell(&self, index: u32, access: &Access, handle: &Handle) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut told[index as usize], true);
+        drop(told);
+        if !before {
+            self.on_chunk.tell(index, &access.views(handle, Some(index)));
+        }
+    }
+
+    /// Whether there is nothing more to tell.
+    pub(super) fn all(&self) -> bool {
+        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.iter().all(|told| *told)
+    }
+}
