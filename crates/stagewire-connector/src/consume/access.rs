@@ -223,6 +223,12 @@ impl Access {
         &self.path
     }
 
+    /// Whether the bytes come from memory of this host, and over no wire.
+    pub(super) fn is_local(&self) -> bool {
+        let local = [Carrier::Shm.name(), Carrier::Cma.name()];
+        self.path.split('+').all(|name| local.contains(&name))
+    }
+
     /// Copies what of these chunks is neither mapped nor copied yet. It ends when every copy has, so that a repeated one
     /// meets no copy in flight.
     pub(super) async fn pull(&self, handle: &Handle, chunks: Range<u32>) -> Result<(), AccessError> {

@@ -8,7 +8,7 @@ use stagewire_core::{Classify, ErrorClass, Handover, RegionRef, Timestamp, Trans
 use stagewire_transfer::{ConnectError, TransferError};
 
 use super::access::{Access, AccessError};
-use super::progress::{Batch, Landed, Slot};
+use super::progress::{AHEAD_OF_HOST, Batch, Landed, Slot};
 use super::pump::Pump;
 use super::seek::Sought;
 use super::{Chunk, ChunkView, ConsumeError, Consumer, Place};
@@ -95,7 +95,12 @@ impl Consumer {
             return;
         }
         let (runtime, heard) = (self.shared.runtime(), watching.subscribe());
-        let batch = if self.whole { Batch::All } else { Batch::Paced };
+        let unmeasured = if access.is_local() { AHEAD_OF_HOST } else { 0 };
+        let batch = if self.whole {
+            Batch::All
+        } else {
+            Batch::Paced { unmeasured }
+        };
         self.pump = match self.progress.told() {
             _ if access.is_copied() => {
                 let progress = Arc::clone(&self.progress);

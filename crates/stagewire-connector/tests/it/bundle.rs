@@ -63,8 +63,12 @@ impl Bundle {
 
     /// The bytes of tensor `index`.
     pub(crate) fn bytes(&self, index: usize, len: u64) -> Vec<u8> {
+        self.bytes_at(index, 0..len)
+    }
+
+    fn bytes_at(&self, index: usize, range: std::ops::Range<u64>) -> Vec<u8> {
         let salt = self.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (index as u64).wrapping_mul(0xD1B5_4A32_D192_ED03);
-        (0..len)
+        range
             .map(|at| ((salt ^ at).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 56) as u8)
             .collect()
     }
@@ -88,19 +92,18 @@ impl Bundle {
         let manifest = self.manifest();
         assert_eq!(views.len(), manifest.tensors().count(), "views");
         for (index, (tensor, view)) in manifest.tensors().zip(views).enumerate() {
-            let whole = self.bytes(index, tensor.nbytes().0);
-            let expected = match (manifest.chunking(), chunk) {
+            let expected: Vec<u8> = match (manifest.chunking(), chunk) {
                 (Some(chunking), Some(chunk)) => {
                     let slice = chunking.slice(tensor, chunk).expect("there is such a chunk");
                     assert_eq!(view.shape()[chunking.dim() as usize], slice.len);
                     assert_eq!(view.start(), slice.start);
                     let rows = slice.run.record().row_offsets();
-                    let row = |(at, _): (u64, u64)| whole[at as usize..(at + slice.run.width) as usize].to_vec();
+                    let row = |(at, _): (u64, u64)| self.bytes_at(index, at..at + slice.run.width);
                     rows.flat_map(row).collect()
                 }
                 _ => {
                     assert_eq!(view.shape(), tensor.shape());
-                    whole
+                    self.bytes(index, tensor.nbytes().0)
                 }
             };
             assert!(

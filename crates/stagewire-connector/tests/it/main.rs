@@ -12,6 +12,7 @@ mod modes;
 mod moved;
 mod open;
 mod owners;
+mod plans;
 mod protocol;
 mod second;
 mod soak;

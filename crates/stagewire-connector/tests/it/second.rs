@@ -53,6 +53,8 @@ pub(crate) enum Ask {
         handle: Vec<u8>,
         chunks: u32,
     },
+    /// Lets go of every consumer, whatever it is at.
+    DropConsumers,
     ServeStore {
         limit: ByteCount,
         closed: bool,
@@ -308,6 +310,7 @@ impl Served {
                 }
                 self.consumers.push(consumer);
             }
+            Ask::DropConsumers => self.consumers.clear(),
             Ask::ServeStore { limit, closed } => {
                 let gate = if closed { TokenGate::closed() } else { TokenGate::open() };
                 let store = HostStore::new(connector.host(), limit, Arc::new(gate));

@@ -26,7 +26,7 @@ pub(crate) fn nixl_library() -> Option<PathBuf> {
 
 /// Whether this host has a transport; says so where not.
 #[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
-fn is_here(world: Option<&World>, carrier: Carrier) -> bool {
+pub(crate) fn is_here(world: Option<&World>, carrier: Carrier) -> bool {
     let missing = match carrier {
         // Loaded once for the process, where every connector finds it.
         Carrier::Nixl => NixlLibrary::open(nixl_library().as_deref()).map(drop).map_err(|error| {
