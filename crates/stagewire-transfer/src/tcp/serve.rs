@@ -1,5 +1,6 @@
 //! The owner's end of a lane.
 
+mod attend;
 mod stage;
 
 use std::io;
@@ -26,6 +27,7 @@ use crate::network::{LaneServer, Session};
 use crate::table::Hold;
 use crate::wire::Kind;
 
+use attend::Attendants;
 use stage::Staging;
 
 /// What all lanes of a process have in common, at both ends.
@@ -34,6 +36,7 @@ pub(crate) struct Service {
     pub(crate) options: TcpOptions,
     pub(crate) pace: Pace,
     staging: Staging,
+    attendants: Attendants,
 }
 
 impl Service {
@@ -41,6 +44,7 @@ impl Service {
         Self {
             pace: Pace::new(options.send_rate),
             staging: Staging::new(options.staging),
+            attendants: Attendants::default(),
             options,
         }
     }
@@ -57,7 +61,7 @@ impl LaneServer for Server {
             let served = async {
                 let peer = stream.peer_addr()?;
                 service.options.prepare(&stream, peer.ip())?;
-                serve(&stream, &service, &session).await
+                serve(stream, &service, &session).await
             };
             match served.await {
                 Ok(()) => {}
@@ -93,19 +97,30 @@ pub(crate) enum LaneError {
 ///
 /// # Cancel safety
 /// The lane is of no further use. Pushes that were to be applied are applied all the same.
-pub(crate) async fn serve(stream: &TcpStream, service: &Service, session: &Session) -> Result<(), LaneError> {
+pub(crate) async fn serve(
+    mut stream: TcpStream,
+    service: &Arc<Service>,
+    session: &Arc<Session>,
+) -> Result<(), LaneError> {
+    let is_near = stream.peer_addr()?.ip().is_loopback();
     let mut inbox = Inbox::default();
-    while let Some((request, runs)) = inbox.request(stream).await? {
+    let mut next = inbox.request(&stream).await?;
+    while let Some((request, runs)) = next {
         match request.direction {
-            Direction::Pull => pull(stream, service, session, &request, runs).await?,
-            Direction::Push => stage::push(stream, service, session, &mut inbox, request, runs).await?,
+            Direction::Pull => pull(&stream, service, session, &request, runs).await?,
+            Direction::Push => stage::push(&stream, service, session, &mut inbox, request, runs).await?,
+        }
+        if is_near && let Some(attendant) = service.attendants.one() {
+            (stream, inbox, next) = attendant.attend(stream, service, session, inbox).await?;
+        } else {
+            next = inbox.request(&stream).await?;
         }
     }
     Ok(())
 }
 
 async fn pull(
-    stream: &TcpStream,
+    stream: &impl Socket,
     service: &Service,
     session: &Session,
     request: &Request,
@@ -138,12 +153,12 @@ fn held(session: &Session, pin: u64) -> Option<Arc<Hold>> {
     session.hold(pin).filter(ours)
 }
 
-async fn refuse(stream: &TcpStream, transfer: u64, refusal: Refusal) -> Result<(), LaneError> {
+async fn refuse(stream: &impl Socket, transfer: u64, refusal: Refusal) -> Result<(), LaneError> {
     say(stream, transfer, FrameKind::Refused, false, refusal.detail()).await
 }
 
 /// Sends a head without payload.
-async fn say(stream: &TcpStream, transfer: u64, kind: FrameKind, digest: bool, detail: u64) -> Result<(), LaneError> {
+async fn say(stream: &impl Socket, transfer: u64, kind: FrameKind, digest: bool, detail: u64) -> Result<(), LaneError> {
     let head = Head {
         kind,
         digest,
@@ -182,6 +197,9 @@ pub(crate) async fn receive_head(stream: &impl Socket) -> Result<Head, ReceiveEr
     Ok(head)
 }
 
+/// A request and what it asks for.
+type Incoming = (Request, Vec<Run>);
+
 /// What the peer asks for. Usually one system call brings a whole request.
 struct Inbox {
     buffer: Vec<u8>,
@@ -202,8 +220,10 @@ const FIRST: usize = 2048 + REQUEST_HEAD;
 
 impl Inbox {
     /// The next request; `None` where the peer closed the lane instead.
-    async fn request(&mut self, stream: &TcpStream) -> Result<Option<(Request, Vec<Run>)>, LaneError> {
-        self.filled = 0;
+    ///
+    /// # Cancel safety
+    /// Safe: what has come of it is kept, also after an error.
+    async fn request(&mut self, stream: &impl Socket) -> Result<Option<Incoming>, LaneError> {
         let mut turns = Turns::default();
         match self.fill(stream, &mut turns, REQUEST_HEAD, FIRST).await {
             Err(error) if self.filled == 0 && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -220,11 +240,12 @@ impl Inbox {
         let runs = decode_runs(&head, &self.buffer[REQUEST_HEAD..len])?;
         self.buffer.truncate(FIRST);
         self.buffer.shrink_to(FIRST);
+        self.filled = 0;
         Ok(Some((request, runs)))
     }
 
     /// Receives until there are `least` bytes, at most `most`.
-    async fn fill(&mut self, stream: &TcpStream, turns: &mut Turns, least: usize, most: usize) -> io::Result<()> {
+    async fn fill(&mut self, stream: &impl Socket, turns: &mut Turns, least: usize, most: usize) -> io::Result<()> {
         let mut vectors = Vectors::default();
         let room = &mut self.buffer[self.filled..most.max(self.filled)];
         let len = room.len();

@@ -111,7 +111,7 @@ async fn lane_of(service: &Arc<Service>, session: &Arc<Session>) -> (Lane, JoinH
     let (connected, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
     let (served, _) = accepted.expect("somebody connects");
     let (service, session) = (service.clone(), session.clone());
-    let serving = tokio::spawn(async move { serve(&served, &service, &session).await });
+    let serving = tokio::spawn(async move { serve(served, &service, &session).await });
     (lane(connected.expect("somebody listens")), serving)
 }
 
@@ -240,6 +240,35 @@ async fn what_the_owner_refuses_leaves_the_lane_usable() {
     let (ended, written) = owner.end().await;
     ended.expect("in order");
     assert!(written.iter().all(|byte| *byte == 0), "a refused push wrote");
+}
+
+#[tokio::test]
+async fn a_busy_lane_has_a_thread_and_one_that_was_idle_is_served_as_well() {
+    let service = service(true);
+    let mut owner = owner_of(&service).await;
+    let whole = [Record::contiguous(0, 0, LEN as u64)];
+    for _ in 0..2 {
+        assert!(owner.pull(0, true, &whole).await.expect("pulled") == bytes(0));
+        for threads in [1, 0] {
+            let reached = async {
+                while service.attended() != threads {
+                    tokio::task::yield_now().await;
+                }
+            };
+            timeout(Duration::from_secs(10), reached)
+                .await
+                .expect("one thread, then none");
+        }
+    }
+    // One that is given up while a thread waits for it is left by the thread.
+    owner.pull(0, true, &whole).await.expect("pulled");
+    owner.serving.abort();
+    let left = async {
+        while service.attended() > 0 || !owner.serving.is_finished() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(10), left).await.expect("the thread leaves");
 }
 
 /// Peers may write the same memory, also while it is sent, or its owner, where the region is open: the digest is that of

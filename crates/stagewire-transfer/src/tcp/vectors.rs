@@ -100,18 +100,16 @@ impl Vectors {
         Ok(Moved { bytes, wanted })
     }
 
-    fn send_now(&mut self, fd: c_int, limit: usize) -> io::Result<Moved> {
+    fn send_now(&mut self, fd: c_int, limit: usize, flags: c_int) -> io::Result<Moved> {
         // SAFETY: the message and its vectors live until the call returns; the pushers vouch for the memory.
         self.call(limit, |message| unsafe {
-            libc::sendmsg(fd, message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+            libc::sendmsg(fd, message, libc::MSG_NOSIGNAL | flags)
         })
     }
 
-    fn receive_now(&mut self, fd: c_int) -> io::Result<Moved> {
+    fn receive_now(&mut self, fd: c_int, flags: c_int) -> io::Result<Moved> {
         // SAFETY: as for sending; the pushers vouch that nobody else uses the memory.
-        self.call(MAX_CALL, |message| unsafe {
-            libc::recvmsg(fd, message, libc::MSG_DONTWAIT)
-        })
+        self.call(MAX_CALL, |message| unsafe { libc::recvmsg(fd, message, flags) })
     }
 
     /// Sends `bytes` bytes, which are there.
@@ -123,7 +121,7 @@ impl Vectors {
         let fd = stream.as_fd().as_raw_fd();
         while self.left > end {
             let limit = (self.left - end).min(MAX_CALL);
-            let moved = stream.attempt(Interest::WRITABLE, || self.send_now(fd, limit))?;
+            let moved = stream.attempt(Interest::WRITABLE, |flags| self.send_now(fd, limit, flags))?;
             turns.after(stream, Interest::WRITABLE, moved).await?;
         }
         Ok(())
@@ -139,7 +137,7 @@ impl Vectors {
     pub(crate) async fn receive(&mut self, stream: &impl Socket, turns: &mut Turns) -> io::Result<()> {
         let fd = stream.as_fd().as_raw_fd();
         loop {
-            let moved = stream.attempt(Interest::READABLE, || self.receive_now(fd))?;
+            let moved = stream.attempt(Interest::READABLE, |flags| self.receive_now(fd, flags))?;
             if moved.is_some_and(|moved| moved.bytes == 0) {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
