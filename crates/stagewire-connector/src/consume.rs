@@ -46,7 +46,9 @@ pub struct ConsumeOptions {
 /// Told of each chunk of a payload as it comes: once it can be read here, in whatever order chunks become complete, and
 /// before [`Consumer::next`] returns it. It is called on whatever thread learnt of that, and must not block.
 #[derive(Clone)]
-pub struct OnChunk(Arc<dyn Fn(u32, &[ChunkView]) + Send + Sync>);
+pub struct OnChunk(Arc<Tell>);
+
+type Tell = dyn Fn(u32, &[ChunkView]) + Send + Sync;
 
 impl OnChunk {
     /// Calls `told` with the index of each chunk and a view of each of its tensors.
@@ -81,6 +83,7 @@ pub(crate) trait Observer: Send + Sync {
     fn error(&self, error: &ConsumeError);
 }
 
+/// A copy under way.
 type Flight = Mutex<BoxFuture<'static, Result<(), AccessError>>>;
 
 /// A payload being consumed, chunk by chunk, in order.
