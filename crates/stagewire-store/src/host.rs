@@ -2,6 +2,7 @@ mod departures;
 mod draft;
 mod durable;
 mod end;
+mod evacuate;
 mod expiry;
 mod fetch;
 mod index;
@@ -66,6 +67,8 @@ struct Inner {
     departures: OnceLock<Farewell>,
     /// Objects that are gone, though the index on disk still names their memory.
     condemned: Mutex<Vec<Arc<HostObject>>>,
+    /// Held by who gets memory together that is free in pieces.
+    gathering: tokio::sync::Mutex<()>,
     /// What the next process gets. It can be read here until this one ends.
     left: OnceLock<Vec<Entry>>,
 }
@@ -227,6 +230,7 @@ impl Inner {
             durable: None,
             departures: OnceLock::new(),
             condemned: Mutex::default(),
+            gathering: tokio::sync::Mutex::default(),
             left: OnceLock::new(),
         }
     }
@@ -383,6 +387,11 @@ impl Inner {
     /// Keeps a deleted object in the books until its last reader is done.
     fn drain(&self, object: Arc<HostObject>) {
         object.room().set(ObjectState::Draining);
+        self.see_off(object);
+    }
+
+    /// Lets nobody read it who does not yet, and keeps it until its last reader is done.
+    fn see_off(&self, object: Arc<HostObject>) {
         for region in object.each_region() {
             region.release();
         }

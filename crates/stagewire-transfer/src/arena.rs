@@ -7,6 +7,7 @@ mod free;
 #[cfg(all(test, stagewire_loom))]
 mod models;
 mod segment;
+mod spare;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,6 +20,7 @@ pub use adopt::{Inherited, Lent, Location, SegmentName};
 pub use extent::{Extent, ExtentMut, ExtentWriter};
 use free::FreeRanges;
 pub(crate) use segment::{Segment, check_sealed, map};
+pub use spare::AdoptedSegment;
 
 use crate::ArenaError;
 use crate::sync::{Arc, Mutex, MutexGuard};
@@ -154,24 +156,15 @@ impl Arena {
             None if state.largest(self.inner.limit) < reserved => return Err(exhausted(state)),
             None => self.inner.grow(state, reserved)?,
         };
-        let pooled = state.segments.get_mut(&id).expect("the segment was just found or made");
+        let pooled = state.segments.get(&id).expect("the segment was just found or made");
         let offset = pooled.free.best_fit(reserved).expect("the segment has a fitting range");
         let end = offset + reserved;
-        if end > pooled.touched {
-            let needed = end - pooled.touched.max(offset);
-            if needed > state.headroom {
-                let available = (self.inner.available)().unwrap_or(u64::MAX);
-                if available < needed {
-                    return Err(ArenaError::Memory {
-                        needed: ByteCount(needed),
-                        available: ByteCount(available),
-                    });
-                }
-                state.headroom = available.min(needed.saturating_add(HEADROOM));
-            }
-            state.headroom -= needed;
-            pooled.touched = end;
+        let fresh = end.saturating_sub(pooled.touched.max(offset));
+        if fresh > 0 {
+            self.inner.take_fresh(state, fresh)?;
         }
+        let pooled = state.segments.get_mut(&id).expect("the segment was just found or made");
+        pooled.touched = pooled.touched.max(end);
         pooled.free.take(offset, reserved);
         let segment = pooled.segment.clone();
         state.allocated += reserved;
@@ -238,6 +231,22 @@ impl fmt::Debug for Arena {
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes `needed` bytes of fresh pages, where the machine has them.
+    fn take_fresh(&self, state: &mut State, needed: u64) -> Result<(), ArenaError> {
+        if needed > state.headroom {
+            let available = (self.available)().unwrap_or(u64::MAX);
+            if available < needed {
+                return Err(ArenaError::Memory {
+                    needed: ByteCount(needed),
+                    available: ByteCount(available),
+                });
+            }
+            state.headroom = available.min(needed.saturating_add(HEADROOM));
+        }
+        state.headroom -= needed;
+        Ok(())
     }
 
     /// Makes a segment with at least `reserved` bytes, at the cost of idle ones where the limit leaves no other room.

@@ -152,7 +152,9 @@ mod tcp;
 mod transport;
 mod wire;
 
-pub use arena::{Arena, ArenaStats, Extent, ExtentMut, ExtentWriter, Inherited, Lent, Location, SegmentName};
+pub use arena::{
+    AdoptedSegment, Arena, ArenaStats, Extent, ExtentMut, ExtentWriter, Inherited, Lent, Location, SegmentName,
+};
 pub use copy::MAX_ROWS;
 pub use error::{
     AdoptError, ArenaError, CmaUnavailable, ConnectError, NixlUnavailable, RegisterError, RegisterProblem, StartError,

@@ -127,6 +127,70 @@ impl Index {
         Some(slots.into_values().filter_map(sealed).collect())
     }
 
+    /// The objects that are in memory, and are not leaving it.
+    pub(super) fn in_memory(&self) -> impl Iterator<Item = &Arc<HostObject>> {
+        self.slots.values().filter_map(|slot| match slot {
+            Slot::Sealed(Entry {
+                place: Place::Memory(object),
+                ..
+            }) => Some(object),
+            _ => None,
+        })
+    }
+
+    /// Those that are leaving it for files.
+    pub(super) fn moving(&self) -> impl Iterator<Item = &Arc<HostObject>> {
+        self.slots.values().filter_map(|slot| match slot {
+            Slot::Sealed(Entry {
+                place: Place::Writing(object),
+                ..
+            }) => Some(object),
+            _ => None,
+        })
+    }
+
+    /// The objects of a class that nobody reads, in the order in which they leave the memory.
+    pub(super) fn leavers(&self, class: Class) -> impl Iterator<Item = &Arc<HostObject>> {
+        let objects = self
+            .order
+            .of(class)
+            .filter_map(|rank| match self.slots.get(&rank.payload()) {
+                Some(Slot::Sealed(Entry {
+                    place: Place::Memory(object),
+                    ..
+                })) => Some(object),
+                _ => None,
+            });
+        objects.filter(|object| !object.is_read_beside(0))
+    }
+
+    /// Where this very object is, which the caller has; `None` where it has gone, or somebody else has it, too.
+    pub(super) fn unread(&mut self, object: &Arc<HostObject>) -> Option<&mut Place> {
+        let entry = self.entry(object.about())?;
+        let same = matches!(&entry.place, Place::Memory(found) if Arc::ptr_eq(found, object));
+        (same && !object.is_read_beside(1)).then_some(&mut entry.place)
+    }
+
+    /// Bytes of objects that nobody reads and that may leave the memory, `spare` of them to files; no more than `enough`
+    /// are looked for.
+    pub(super) fn supply(&self, enough: u64, spare: u64) -> u64 {
+        let nbytes = |object: &Arc<HostObject>| object.room().nbytes().0;
+        let up_to = |class, most: u64| {
+            let mut sum = 0_u64;
+            for nbytes in self.leavers(class).map(nbytes) {
+                if sum >= most {
+                    break;
+                }
+                sum += nbytes;
+            }
+            sum.min(most)
+        };
+        let cached = up_to(Class::Cached, enough);
+        let soft = up_to(Class::SoftPinned, enough);
+        let held = up_to(Class::Held, spare.min(enough));
+        self.leaving + cached + soft + held
+    }
+
     /// Everything that is here.
     pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
         self.slots.values()

@@ -58,19 +58,38 @@ pub(super) struct HostObject {
     about: Arc<About>,
     // Regions and bytes go before the room is given back.
     parts: Vec<Registered>,
-    room: Room,
+    /// Shared by the places of an object that has moved, for as long as somebody still reads at the old one.
+    room: Arc<Room>,
 }
 
 impl HostObject {
-    pub(super) const fn new(about: Arc<About>, parts: Vec<Registered>, room: Room) -> Self {
+    pub(super) fn new(about: Arc<About>, parts: Vec<Registered>, room: Room) -> Self {
+        let room = Arc::new(room);
         Self { about, parts, room }
+    }
+
+    /// The same object with its bytes in other places.
+    pub(super) fn moved(&self, parts: Vec<Registered>) -> Self {
+        Self {
+            about: Arc::clone(&self.about),
+            parts,
+            room: Arc::clone(&self.room),
+        }
+    }
+
+    pub(super) fn parts(&self) -> &[Registered] {
+        &self.parts
+    }
+
+    pub(super) fn extents(&self) -> impl Iterator<Item = &Extent> {
+        self.parts.iter().flatten().map(|part| &part.0)
     }
 
     pub(super) const fn about(&self) -> &Arc<About> {
         &self.about
     }
 
-    pub(super) const fn room(&self) -> &Room {
+    pub(super) fn room(&self) -> &Room {
         &self.room
     }
 
@@ -91,9 +110,7 @@ impl HostObject {
 
     /// Has its memory stay as it is for another process, see [`Extent::leave`].
     pub(super) fn leave(&self) {
-        for (extent, _) in self.parts.iter().flatten() {
-            extent.leave();
-        }
+        self.extents().for_each(Extent::leave);
     }
 
     /// Whether somebody beside the index and `others` has it, in this process or another.

@@ -149,7 +149,7 @@ impl Inner {
             let (held, limit) = (ByteCount(held), self.rooms.limit());
             return Err(OpenError::Smaller { held, limit });
         }
-        let mut adopted = Adopted::new(arena, &mut there, &kept)?;
+        let mut extents = adopt(arena, &mut there, &kept)?;
         // Only now: where this store cannot be opened, another try finds everything.
         for payload in gone_by_now {
             let _ = journal.append(Record::Gone(payload))?;
@@ -161,17 +161,12 @@ impl Inner {
                 locations,
             } = remembered;
             let nbytes = size(&entry);
-            let (extents, moved) = adopted.extents(arena, &locations);
-            if moved {
-                // The copy is as safe as the original before the index names it.
-                let fresh: Vec<_> = extents.iter().flatten().cloned().collect();
-                keeping.keep_now(arena, &fresh)?;
-                let locations = extents.iter().map(|extent| extent.as_ref().map(Extent::location));
-                let _ = journal.append(Record::Moved(payload, Place::Memory(locations.collect())))?;
-                recovery.moved.add(nbytes);
-            } else {
-                recovery.adopted.add(nbytes);
-            }
+            recovery.adopted.add(nbytes);
+            let extents = locations.iter().map(|location| {
+                let adopted = |location| extents.remove(location).expect("adopted, and of one object");
+                location.as_ref().map(adopted)
+            });
+            let extents: Vec<_> = extents.collect();
             let parts = extents.into_iter().map(|extent| self.register_part(extent));
             let parts = parts.collect::<Result<_, _>>();
             let parts = parts.map_err(|source| OpenError::Register { payload, source })?;
@@ -187,8 +182,21 @@ impl Inner {
             recovery.survivors.push(survivor(payload, entry, now));
         }
         self.deadlines.notify_one();
-        drop(adopted);
         drop(there);
+        // Memory that is mostly wasted is not kept. Where there is no room for a copy, the original is as good.
+        let mut moved = BTreeSet::new();
+        for segment in arena
+            .adopted()
+            .iter()
+            .filter(|segment| segment.used.0 < segment.taken.0 / 2)
+        {
+            for (payload, nbytes) in self.evacuate(segment) {
+                if moved.insert(payload) {
+                    recovery.adopted.take(nbytes);
+                    recovery.moved.add(nbytes);
+                }
+            }
+        }
         journal.shorten()?;
         keeping.drop_retired(arena, journal);
         Ok(())
@@ -254,67 +262,23 @@ fn survivor(payload: PayloadId, entry: Entry, now: u64) -> Survivor {
 }
 
 /// The extents of segments of the process before.
-struct Adopted {
-    extents: BTreeMap<Location, Extent>,
-    /// Segments of which more is wasted than used.
-    sparse: Vec<SegmentName>,
-}
-
-impl Adopted {
-    fn new(
-        arena: &Arena,
-        there: &mut HashMap<SegmentName, Inherited>,
-        kept: &[Remembered],
-    ) -> Result<Self, AdoptError> {
-        let mut used: BTreeMap<SegmentName, Vec<(u64, u64)>> = BTreeMap::new();
-        for location in kept.iter().flat_map(|remembered| remembered.locations.iter().flatten()) {
-            used.entry(location.segment)
-                .or_default()
-                .push((location.offset, location.len));
-        }
-        let (mut extents, mut sparse) = (BTreeMap::new(), Vec::new());
-        for (segment, in_use) in used {
-            let inherited = there.remove(&segment).expect("looked for before");
-            let live = in_pages(&in_use.iter().map(|(_, len)| ByteCount(*len)).collect::<Vec<_>>());
-            if live.0 < inherited.resident().0 / 2 {
-                sparse.push(segment);
-            }
-            for extent in arena.adopt(inherited, &in_use)? {
-                extents.insert(extent.location(), extent);
-            }
-        }
-        Ok(Self { extents, sparse })
+fn adopt(
+    arena: &Arena,
+    there: &mut HashMap<SegmentName, Inherited>,
+    kept: &[Remembered],
+) -> Result<BTreeMap<Location, Extent>, AdoptError> {
+    let mut used: BTreeMap<SegmentName, Vec<(u64, u64)>> = BTreeMap::new();
+    for location in kept.iter().flat_map(|remembered| remembered.locations.iter().flatten()) {
+        let in_use = used.entry(location.segment).or_default();
+        in_use.push((location.offset, location.len));
     }
-
-    /// The extents at these places, or copies of them in segments of this process, and whether they are copies.
-    fn extents(&mut self, arena: &Arena, locations: &[Option<Location>]) -> (Vec<Option<Extent>>, bool) {
-        let mut take = |location: &Location| self.extents.remove(location).expect("adopted, and of one object");
-        let old: Vec<_> = locations
-            .iter()
-            .map(|location| location.as_ref().map(&mut take))
-            .collect();
-        let sparse = locations
-            .iter()
-            .flatten()
-            .any(|location| self.sparse.contains(&location.segment));
-        if !sparse {
-            return (old, false);
-        }
-        let copies = old
-            .iter()
-            .map(|extent| extent.as_ref().map(|extent| copy(arena, extent)).transpose());
-        match copies.collect::<Result<Vec<_>, _>>() {
-            Ok(copies) => (copies, true),
-            // There is no room for a copy: the original is as good, and takes more than it needs.
-            Err(()) => (old, false),
-        }
+    let mut extents = BTreeMap::new();
+    for (segment, in_use) in used {
+        let inherited = there.remove(&segment).expect("looked for before");
+        let adopted = arena.adopt(inherited, &in_use)?.into_iter();
+        extents.extend(adopted.map(|extent| (extent.location(), extent)));
     }
-}
-
-fn copy(arena: &Arena, extent: &Extent) -> Result<Extent, ()> {
-    let mut fresh = arena.allocate(extent.len()).map_err(drop)?;
-    fresh.copy_from_slice(extent.bytes().ok_or(())?);
-    Ok(fresh.freeze())
+    Ok(extents)
 }
 
 fn size(entry: &Entry) -> ByteCount {

@@ -88,8 +88,8 @@ impl Order {
         }
     }
 
-    /// Takes out the object of a class that leaves first.
-    pub(super) fn pop(&mut self, class: Class) -> Option<Rank> {
+    /// The objects of a class, in the order of leaving.
+    pub(super) fn of(&self, class: Class) -> impl Iterator<Item = &Rank> {
         let least = Rank {
             class,
             value: 0,
@@ -97,7 +97,12 @@ impl Order {
             payload: PayloadId(uuid::Uuid::nil()),
             nbytes: ByteCount(0),
         };
-        let first = *self.ranks.range(least..).next().filter(|rank| rank.class == class)?;
+        self.ranks.range(least..).take_while(move |rank| rank.class == class)
+    }
+
+    /// Takes out the object of a class that leaves first.
+    pub(super) fn pop(&mut self, class: Class) -> Option<Rank> {
+        let first = *self.of(class).next()?;
         self.remove(&first);
         Some(first)
     }

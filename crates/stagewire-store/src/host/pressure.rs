@@ -1,23 +1,26 @@
 //! Makes room for those who wait for it.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, PayloadId};
-use stagewire_transfer::{ArenaError, ExtentMut};
+use stagewire_transfer::{ArenaError, Extent, ExtentMut, Location};
 use tokio::time::{Sleep, sleep};
 
 use super::Inner;
+use super::index::Index;
 use super::object::{About, HostObject};
 use super::order::Class;
 use super::rooms::{Room, in_pages};
 use crate::journal::Record;
-use crate::spill::{Charge, SpillFile};
+use crate::spill::{Charge, Spill, SpillFile};
 use crate::{Reservation, SpillFault, StoreError};
 
 /// Pause before those who wait look again whether readers have let go of something.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How often memory is gathered for one object without a pause: each time empties a segment, or evicts something.
+const TRIES: u32 = 64;
 
 impl Inner {
     /// Room, reserved: what the caller reserved before, and more where that is too little; `None` when it is too late.
@@ -70,7 +73,7 @@ impl Inner {
             0 => Ok(None),
             len => arena.allocate(len).map(Some),
         };
-        let mut again = true;
+        let mut tries = 0;
         loop {
             let source = match parts.iter().map(allocate).collect() {
                 Ok(extents) => return Ok(extents),
@@ -78,19 +81,62 @@ impl Inner {
             };
             let wanted = in_pages(parts);
             let full = matches!(source, ArenaError::Exhausted { .. });
-            if full && again {
-                // The pieces that are free are too small: larger ones come free with other objects.
-                self.free(wanted.0);
-            } else if !full || tokio::time::timeout(PAUSE, late.as_mut()).await.is_ok() {
+            tries += 1;
+            if full && tries < TRIES && self.gather(parts).await {
+                continue;
+            }
+            // Or they belong to a copy into an aborted draft that still runs, or to what moves to a file.
+            if !full || tokio::time::timeout(PAUSE, late.as_mut()).await.is_ok() {
                 return Err(StoreError::Arena {
                     payload,
                     wanted,
                     source,
                 });
             }
-            // Or they belong to a copy into an aborted draft that still runs.
-            again = !again;
         }
+    }
+
+    /// Makes larger pieces of what is free, where those that are there are too small. Tells whether another try is worth it.
+    async fn gather(self: &Arc<Self>, parts: &[ByteCount]) -> bool {
+        let _turn = self.gathering.lock().await;
+        let lens: Vec<u64> = parts.iter().map(|part| part.0).collect();
+        if self.host.arena().would_fit(&lens, []) {
+            // Somebody else did.
+            return true;
+        }
+        let store = Arc::clone(self);
+        let emptied = tokio::task::spawn_blocking(move || store.evacuate_one()).await;
+        emptied.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) || self.vacate(&lens)
+    }
+
+    /// Has as many objects leave, in their order, as it takes for parts of these sizes to find places, and none where all
+    /// would not do. Tells whether some are gone.
+    fn vacate(self: &Arc<Self>, lens: &[u64]) -> bool {
+        let index = self.lock();
+        let mut places: Vec<Location> = index
+            .moving()
+            .flat_map(|object| object.extents().map(Extent::location))
+            .collect();
+        // How many of the places are free once an object has left, and what of each class has left by then.
+        let (mut steps, mut left) = (vec![(places.len(), [0_u64; 3])], [0; 3]);
+        let spare = self.spill.as_ref().map_or(0, Spill::left);
+        for class in [Class::Cached, Class::Held, Class::SoftPinned] {
+            for object in index.leavers(class) {
+                left[class as usize] += nbytes(object);
+                if class == Class::Held && left[Class::Held as usize] > spare {
+                    left[Class::Held as usize] -= nbytes(object);
+                    break;
+                }
+                places.extend(object.extents().map(Extent::location));
+                steps.push((places.len(), left));
+            }
+        }
+        let arena = self.host.arena();
+        let needed = steps.partition_point(|(count, _)| !arena.would_fit(lens, &places[..*count]));
+        let Some((_, wanted)) = steps.get(needed).filter(|_| needed > 0) else {
+            return false;
+        };
+        self.part(index, *wanted)
     }
 
     /// Frees what those who wait need, as far as that is enough for one of them.
@@ -103,7 +149,15 @@ impl Inner {
             let movable = self.spill.as_ref().map_or(0, |spill| index.movable().min(spill.left()));
             index.evictable() + index.leaving() + movable
         };
-        let short = self.rooms.shortage(supply);
+        let mut short = self.rooms.shortage(supply);
+        if short > 0 {
+            // What somebody reads does not help: nothing goes for those for whom that leaves too little.
+            let spare = self.spill.as_ref().map_or(0, Spill::left);
+            let supply = self.lock().supply(short, spare);
+            if supply < short {
+                short = self.rooms.shortage(supply);
+            }
+        }
         self.free(short);
     }
 
@@ -125,6 +179,26 @@ impl Inner {
             }
         }
         gone.extend(index.evict(Class::SoftPinned, wanted));
+        self.evicted(index, gone);
+    }
+
+    /// Has so many bytes of each class leave. Tells whether some are gone, and not only leaving.
+    fn part(self: &Arc<Self>, mut index: MutexGuard<'_, Index>, wanted: [u64; 3]) -> bool {
+        let [cached, held, soft] = [Class::Cached, Class::Held, Class::SoftPinned].map(|class| wanted[class as usize]);
+        let mut gone = index.evict(Class::Cached, cached);
+        gone.extend(index.evict(Class::SoftPinned, soft));
+        if let Some(spill) = &self.spill {
+            for (object, charge) in index.spill(spill, held) {
+                self.write(object, charge);
+            }
+        }
+        let some = !gone.is_empty();
+        self.evicted(index, gone);
+        some
+    }
+
+    /// Parts with what was evicted.
+    fn evicted(&self, index: MutexGuard<'_, Index>, gone: Vec<Arc<HostObject>>) {
         let written = gone.iter().map(|object| self.journal_gone(object.about().payload));
         let written: Vec<_> = written.collect();
         drop(index);

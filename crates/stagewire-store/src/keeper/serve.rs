@@ -210,7 +210,8 @@ impl Keeper {
                 Reply::Done
             }
             (Request::Stop, _) => {
-                socket::send(owner, &Reply::Done, None)?;
+                // Who does not wait for the answer is heard as well.
+                let _ = socket::send(owner, &Reply::Done, None);
                 return Ok(false);
             }
             (Request::Keep { .. } | Request::Hello { .. }, _) => Reply::Refused {

@@ -3,6 +3,7 @@
 mod child;
 mod files;
 mod leave;
+mod space;
 
 use std::collections::BTreeMap;
 use std::path::Path;

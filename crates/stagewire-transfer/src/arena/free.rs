@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The free ranges of one segment: disjoint, never adjacent.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct FreeRanges {
     /// Length by offset.
     ranges: BTreeMap<u64, u64>,
@@ -16,7 +16,7 @@ impl FreeRanges {
         free
     }
 
-    /// Nothing is free, and nothing will be.
+    /// Nothing is free.
     pub(super) const fn none() -> Self {
         Self {
             ranges: BTreeMap::new(),
