@@ -249,6 +249,8 @@ async fn watch_keeper(keeping: Arc<Keeping>, journal: Arc<Journal>, arena: Arena
             }
         };
         let ended = tokio::select! {
+            // First: what the store left is another one's care.
+            biased;
             _ = alive.changed() => return,
             changed = retired.changed() => match changed {
                 Ok(()) => false,
