@@ -1,16 +1,15 @@
 //! `cma`: peers copy out of any memory of this process, with `process_vm_readv`.
 
+mod out_of_process;
+
 use std::fs;
-use std::io;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use libc::{c_void, iovec};
-use smallvec::SmallVec;
+use out_of_process::{MAX_PIECES, OutOfProcess, read_word};
 use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
 
-use crate::copy::{MoveError, Mover, Piece, Shape};
+use crate::copy::Shape;
 use crate::link::{Grip, Link};
 use crate::pull::pull;
 use crate::shm::register;
@@ -21,14 +20,6 @@ use crate::{
 };
 
 const KIND: Kind = Kind::Cma;
-
-/// Pieces that one system call takes: `UIO_MAXIOV` of the kernel, less one for the owner's random word.
-const MAX_PIECES: usize = 1023;
-
-/// Bytes of the owner's random word.
-const WORD: u64 = size_of::<u64>() as u64;
-
-type Vectors = SmallVec<[iovec; 2]>;
 
 /// From so many bytes, two threads copy. Measured: slower at 1 MiB, 1.5 to 2 times as fast at 64 MiB.
 const SHAPE: Shape = Shape {
@@ -147,138 +138,6 @@ impl Pinned for CmaPinned {
     }
 }
 
-/// Copies out of another process. The grip keeps the memory in place there.
-struct OutOfProcess {
-    pid: u32,
-    address: u64,
-    /// Address and value of the owner's random word.
-    canary: (u64, u64),
-    grip: Arc<Grip>,
-}
-
-impl Mover for OutOfProcess {
-    /// Each call reads the owner's random word last. A process that executed another program has the same number and
-    /// lives, but another memory. One call reads one memory, and keeps it as it is even where the process ends meanwhile:
-    /// so the word proves what came before it.
-    unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, _large: bool) -> Result<(), MoveError> {
-        for pieces in pieces.chunks(MAX_PIECES) {
-            let mut word = 0_u64;
-            // SAFETY: the caller's contract.
-            let (mut local, mut remote) = unsafe { self.vectors(pieces, dst, &raw mut word) };
-            let (mut local, mut remote) = (&mut local[..], &mut remote[..]);
-            while !local.is_empty() {
-                match read_process(self.pid, local, remote) {
-                    // Part of it, up to an unreadable page: the next turn says which, from its first byte.
-                    Ok(copied) if copied > 0 => {
-                        advance(&mut local, copied);
-                        advance(&mut remote, copied);
-                    }
-                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(MoveError::Lost),
-                    Err(error) if error.raw_os_error() != Some(libc::EFAULT) => return Err(MoveError::Os(error)),
-                    _ => {
-                        // Another program may be running there by now.
-                        let (address, expected) = self.canary;
-                        if !matches!(read_word(self.pid, address), Ok(word) if word == expected) {
-                            return Err(MoveError::Lost);
-                        }
-                        let offset = (remote[0].iov_base.addr() as u64).wrapping_sub(self.address);
-                        return Err(MoveError::Unreadable { offset });
-                    }
-                }
-            }
-            if word != self.canary.1 {
-                return Err(MoveError::Lost);
-            }
-        }
-        Ok(())
-    }
-
-    /// The copies have proven what they read; a connection that is over ends pulls all the same.
-    fn verify(&self) -> Result<(), MoveError> {
-        if self.grip.link().is_open() {
-            Ok(())
-        } else {
-            Err(MoveError::Lost)
-        }
-    }
-}
-
-impl OutOfProcess {
-    /// The pieces, then the random word.
-    ///
-    /// # Safety
-    /// The pieces must lie inside the destination.
-    unsafe fn vectors(&self, pieces: &[Piece], dst: NonNull<u8>, word: *mut u64) -> (Vectors, Vectors) {
-        let vector = |base: *mut c_void, len: u64| iovec {
-            iov_base: base,
-            iov_len: len as usize,
-        };
-        // An address of another process: it only becomes a pointer because the system call wants one.
-        let there = |address: u64, len: u64| vector(std::ptr::without_provenance_mut(address as usize), len);
-        let (mut local, mut remote) = (
-            Vectors::with_capacity(pieces.len() + 1),
-            Vectors::with_capacity(pieces.len() + 1),
-        );
-        for piece in pieces {
-            // SAFETY: the caller's contract.
-            let base = unsafe { dst.add(piece.dst as usize) };
-            local.push(vector(base.as_ptr().cast(), piece.len));
-            remote.push(there(self.address.wrapping_add(piece.src), piece.len));
-        }
-        local.push(vector(word.cast(), WORD));
-        remote.push(there(self.canary.0, WORD));
-        (local, remote)
-    }
-}
-
-/// Drops the first `bytes` bytes.
-fn advance(vectors: &mut &mut [iovec], mut bytes: usize) {
-    while let Some(first) = vectors.first_mut() {
-        if bytes < first.iov_len {
-            first.iov_base = first.iov_base.wrapping_byte_add(bytes);
-            first.iov_len -= bytes;
-            return;
-        }
-        bytes -= first.iov_len;
-        *vectors = &mut std::mem::take(vectors)[1..];
-    }
-}
-
-/// One `process_vm_readv`: copies from `remote` in process `pid` to `local` here, as far as it gets.
-fn read_process(pid: u32, local: &[iovec], remote: &[iovec]) -> io::Result<usize> {
-    let pid = libc::pid_t::try_from(pid).map_err(io::Error::other)?;
-    // SAFETY: both arrays are as long as said. The callers made the local vectors from memory that is reserved for the
-    // copy; the remote ones are checked by the kernel.
-    let copied = unsafe {
-        libc::process_vm_readv(
-            pid,
-            local.as_ptr(),
-            local.len() as libc::c_ulong,
-            remote.as_ptr(),
-            remote.len() as libc::c_ulong,
-            0,
-        )
-    };
-    usize::try_from(copied).map_err(|_| io::Error::last_os_error())
-}
-
-/// Reads one word of a process.
-fn read_word(pid: u32, address: u64) -> io::Result<u64> {
-    let mut word = 0_u64;
-    let local = iovec {
-        iov_base: std::ptr::from_mut(&mut word).cast(),
-        iov_len: size_of::<u64>(),
-    };
-    let remote = iovec {
-        iov_base: std::ptr::without_provenance_mut(address as usize),
-        iov_len: size_of::<u64>(),
-    };
-    match read_process(pid, &[local], &[remote])? {
-        8 => Ok(word),
-        read => Err(io::Error::other(format!("{read} of 8 bytes were read"))),
-    }
-}
-
 /// Tries whether the kernel lets this process read others: first the system call, on itself, then the settings that
 /// forbid to read a process that is not a descendant.
 pub(crate) fn probe_self(canary: &u64) -> Result<(), CmaUnavailable> {
@@ -344,21 +203,5 @@ mod tests {
         assert_eq!(yama_forbids(Some("1\n"), none), Some(1));
         assert_eq!(yama_forbids(Some("2\n"), ptrace), None);
         assert_eq!(yama_forbids(Some("3\n"), ptrace), Some(3), "nobody may, for ever");
-    }
-
-    #[test]
-    fn vectors_advance_across_their_ends() {
-        let bytes = [0_u8; 12];
-        let vector = |at: usize, len| iovec {
-            iov_base: bytes[at..].as_ptr().cast_mut().cast(),
-            iov_len: len,
-        };
-        let mut vectors = [vector(0, 4), vector(4, 4), vector(8, 4)];
-        let mut rest = &mut vectors[..];
-        advance(&mut rest, 6);
-        assert_eq!((rest.len(), rest[0].iov_len), (2, 2));
-        assert_eq!(rest[0].iov_base.addr(), bytes.as_ptr().addr() + 6);
-        advance(&mut rest, 6);
-        assert!(rest.is_empty());
     }
 }
