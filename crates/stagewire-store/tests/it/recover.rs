@@ -6,6 +6,7 @@ mod leave;
 mod space;
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +14,19 @@ use std::time::Duration;
 use rustix::process::{Signal, kill_process};
 use stagewire_core::{ByteCount, Classify, ErrorClass, Incarnation, PayloadId, Peer};
 use stagewire_store::{
-    DurableOptions, HostStore, NewObject, OpenError, Recovery, Store, StoreError, StoreOptions, TokenGate,
+    DurableOptions, HostStore, NewObject, OpenError, Recovery, SpillOptions, Store, StoreError, StoreOptions, TokenGate,
 };
 use stagewire_transfer::{ConnectOptions, Host, HostOptions, TransferOptions};
 use tempfile::TempDir;
 use uuid::Uuid;
 
+use crate::world;
 use child::{Child, keeper, pattern};
 
 const MIB: u64 = 1 << 20;
 const LIMIT: ByteCount = ByteCount(64 * MIB);
+/// A fraction of what the random test keeps.
+const SMALL: ByteCount = ByteCount(4 * MIB);
 /// How often the random test kills, in CI and in full.
 const ROUNDS: (u32, u32) = (25, 500);
 
@@ -40,6 +44,7 @@ async fn host(dir: &Path) -> Arc<Host> {
     Host::start(options).await.expect("a host")
 }
 
+/// A store in `dir`; with files and little memory where there is a directory for them.
 async fn open(dir: &Path, limit: ByteCount) -> Result<(Arc<Host>, HostStore, Recovery), OpenError> {
     let host = host(dir).await;
     let mut options = StoreOptions::new(limit, Arc::new(TokenGate::open()));
@@ -47,6 +52,14 @@ async fn open(dir: &Path, limit: ByteCount) -> Result<(Arc<Host>, HostStore, Rec
         dir: dir.join("data"),
         keeper: keeper(),
     });
+    let spill = dir.join("spill");
+    if spill.exists() {
+        options.limit = SMALL;
+        options.spill = Some(SpillOptions {
+            dir: spill,
+            quota: LIMIT,
+        });
+    }
     let (store, recovery) = HostStore::open(&host, options).await?;
     Ok((host, store, recovery))
 }
@@ -365,17 +378,34 @@ async fn time_to_recover() {
 /// Killed at random moments, in the middle of whatever it does, and opened by the next process again and again.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_any_moment() {
+    kill_again_and_again(&dir()).await;
+}
+
+/// The same, while objects move to files and back all the time: six times as much is kept as there is memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_while_objects_move() {
+    let dir = dir();
+    let spill = dir.path().join("spill");
+    std::fs::DirBuilder::new().mode(0o700).create(&spill).expect("made");
+    let files = kill_again_and_again(&dir).await;
+    assert!(files > 0, "nothing was in a file");
+    assert!(world::files(&spill).is_empty(), "files are left");
+}
+
+/// Returns how many objects were in files when their store was killed.
+async fn kill_again_and_again(dir: &TempDir) -> u64 {
     let full = std::env::var_os("STAGEWIRE_SOAK").is_some();
     let rounds = if full { ROUNDS.1 } else { ROUNDS.0 };
-    let dir = dir();
     let mut random = Random(rounds.into());
+    let mut files = 0;
     // What was acknowledged; and what may have happened, where the answer was lost.
     let mut there: BTreeMap<u128, (u64, u64)> = BTreeMap::new();
     for round in 0..rounds {
         let child = Child::start(dir.path());
         let doubt = child.work_until_killed(&mut random, &mut there, round);
-        let (host, store, recovery) = reopen(&dir).await;
+        let (host, store, recovery) = reopen(dir).await;
         assert_eq!((recovery.lost.objects, recovery.expired.objects), (0, 0));
+        files += recovery.files.objects;
         for (n, (len, seed)) in there.clone() {
             if Some(n) != doubt.key() {
                 check(&store, n, len, seed).await;
@@ -385,12 +415,14 @@ async fn killed_at_any_moment() {
         assert_eq!(recovery.survivors.len(), there.len(), "round {round}");
         // It dies as the child did: without a word.
         drop((store, host));
+        files::ended(dir).await;
     }
-    let (_host, store, _) = reopen(&dir).await;
+    let (_host, store, _) = reopen(dir).await;
     for n in there.into_keys() {
         store.delete(id(n), None).await.expect("it is there");
     }
     store.close().await.expect("the keeper ends");
+    files
 }
 
 /// Small and seeded; good enough to choose with.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -58,6 +58,7 @@ async fn serve() {
                 let (n, len, seed) = (number(1), number(2), number(3));
                 let mut object = NewObject::new(id(n.into()), [ByteCount(len), ByteCount(0)]);
                 object.label = format!("label of {n}").into_bytes();
+                object.wait = Duration::from_secs(10);
                 object.expires = (number(4) > 0).then(|| Duration::from_millis(number(4)));
                 let mut draft = store.create(object).await.expect("room");
                 draft.bytes_mut(0).expect("there").copy_from_slice(&pattern(seed, len));
@@ -70,6 +71,11 @@ async fn serve() {
             }
             "delete" => {
                 store.delete(id(number(1).into()), None).await.expect("it is there");
+                "done".to_owned()
+            }
+            "get" => {
+                let object = store.get(id(number(1).into())).await.expect("it is there");
+                assert!(object.part(0) == Some(&*pattern(number(3), number(2))), "other bytes");
                 "done".to_owned()
             }
             "region" => region(&store, &host, number(1)).await,
@@ -222,6 +228,13 @@ impl Child {
             let n = u128::from(random.below(24));
             let len = [random.below(5000), random.below(2 * MIB)][random.below(2) as usize];
             if let Some((len, seed)) = there.get(&n).copied() {
+                if random.below(3) == 0 {
+                    match self.try_ask(&format!("get {n} {len} {seed}")) {
+                        Some(answer) => assert_eq!(answer, "done", "object {n}"),
+                        None => break Doubt::Nothing,
+                    }
+                    continue;
+                }
                 if self.try_ask(&format!("delete {n}")).is_none() {
                     break Doubt::Delete(n, len, seed);
                 }
@@ -234,7 +247,12 @@ impl Child {
             }
         };
         killer.join().expect("it kills");
-        self.process.wait().expect("it ends");
+        let status = self.process.wait().expect("it ends");
+        assert_eq!(
+            status.signal(),
+            Some(Signal::KILL.as_raw()),
+            "it ended before: {doubt:?}"
+        );
         doubt
     }
 }
@@ -271,18 +289,23 @@ fn has(pid: Pid, name: &str) -> bool {
 pub(super) enum Doubt {
     Seal(u128, u64, u64),
     Delete(u128, u64, u64),
+    /// It was only read.
+    Nothing,
 }
 
 impl Doubt {
     pub(super) fn key(self) -> Option<u128> {
         match self {
             Self::Seal(n, ..) | Self::Delete(n, ..) => Some(n),
+            Self::Nothing => None,
         }
     }
 
     /// Writes down what happened. Whatever is there is there in full.
     pub(super) async fn settle(self, store: &HostStore, there: &mut BTreeMap<u128, (u64, u64)>) {
-        let (Self::Seal(n, len, seed) | Self::Delete(n, len, seed)) = self;
+        let (Self::Seal(n, len, seed) | Self::Delete(n, len, seed)) = self else {
+            return;
+        };
         if store.get(id(n)).await.is_ok() {
             check(store, n, len, seed).await;
             there.insert(n, (len, seed));
