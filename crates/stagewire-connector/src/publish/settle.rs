@@ -182,9 +182,11 @@ impl Settling {
             Ok(stored) if stored.mode == TransferMode::Store => {
                 tracing::info!(%payload, "the consumer was lost; the payload went to the store");
                 let fallen = (TransferMode::Store, ModeReason::ConsumerLost);
-                let before = std::mem::replace(&mut *lock(&self.way), fallen);
-                shared.modes().change(before, fallen);
+                // Whoever sees the new way sees the new handle and the new counts, too.
+                let mut way = lock(&self.way);
                 let _ = self.stored.set(stored);
+                shared.modes().change(*way, fallen);
+                *way = fallen;
             }
             // Somebody has consumed it.
             Ok(_) => {}
