@@ -65,7 +65,12 @@ fn let_go_of_descriptors() -> io::Error {
         return error;
     }
     let mut again = Command::new("/proc/self/exe");
-    again.args(std::env::args_os().skip(1)).env(ALONE, "1").exec()
+    let mut args = std::env::args_os();
+    // A Python that is part of an environment knows that by this name only.
+    if let Some(name) = args.next() {
+        again.arg0(name);
+    }
+    again.args(args).env(ALONE, "1").exec()
 }
 
 /// The lock of the directory, for as long as the file is open.
