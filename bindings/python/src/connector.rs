@@ -2,18 +2,18 @@
 #![expect(unsafe_code, reason = "shows memory of the arena to Python")]
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use stagewire_connector::{Carrier, ConnectorOptions, ConsumeOptions, Mode, ModeReason, PublishSpec};
-use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, Peer, StageName, TensorSpec, TransferMode};
+use stagewire_connector::{Carrier, ConnectorOptions, ConsumeOptions, Mode, PublishSpec};
+use stagewire_core::{ByteCount, DType, ErrorClass, Failure, Lease, Peer, StageName, TensorSpec};
 use stagewire_transfer::{NetworkOptions, Secret};
 
 use crate::arena::Allocations;
 use crate::consumer::{self, Consumer};
-use crate::error::{invalid, raise, raise_from};
+use crate::error::{invalid, raise_from};
 use crate::handle::Handle;
 use crate::payload::{self, Description, Entries};
 use crate::pending::Pending;
@@ -86,6 +86,8 @@ impl Connector {
 
     /// A tensor in the arena, with whatever was there before. Publishing it, or a part, copies nothing.
     fn allocate(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>) -> PyResult<Tensor> {
+        // The arena of a process that forked belongs to that process.
+        runtime(py)?;
         let spec = (dtype.parse::<DType>())
             .and_then(|dtype| TensorSpec::new(dtype, shape))
             .map_err(|error| raise_from(py, &error))?;
@@ -103,6 +105,7 @@ impl Connector {
 
     /// Registers a tensor's memory once, for as long as the result is kept.
     fn register(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<Registered> {
+        runtime(py)?;
         let memory = payload::lend(py, "tensor", tensor, Some(&self.allocations))?;
         let registered = self.inner.register(memory).map_err(|error| raise_from(py, &error))?;
         Ok(Registered {
@@ -160,9 +163,7 @@ impl Connector {
         });
         let published = published.map_err(|error| raise_from(py, &error))?;
         Ok(Publication {
-            handle: published.handle().clone(),
-            last_way: OnceLock::new(),
-            inner: Mutex::new(Some(Arc::new(published))),
+            inner: Arc::new(published),
         })
     }
 
@@ -201,18 +202,19 @@ impl Connector {
 
     /// Ends a payload, wherever it is.
     fn release(&self, py: Python<'_>, handle: &Handle) -> PyResult<()> {
-        if self.release_own(handle) {
+        if self.release_own(py, handle)? {
             return Ok(());
         }
         wait(py, self.inner.release_handle(handle.inner()))?.map_err(|error| raise_from(py, &error))
     }
 
     /// Ends a payload of this process; false where it holds no such payload.
-    fn release_own(&self, handle: &Handle) -> bool {
+    fn release_own(&self, py: Python<'_>, handle: &Handle) -> PyResult<bool> {
+        runtime(py)?;
         let payload = handle.inner().payload;
         let held = self.inner.live().contains(&payload);
         self.inner.release(payload);
-        held
+        Ok(held)
     }
 
     fn live(&self) -> Vec<String> {
@@ -269,23 +271,34 @@ pub(crate) fn stats<'py>(py: Python<'py>, connector: &stagewire_connector::Conne
 
 /// Reads what [`Connector::address`] gave.
 fn read_address(py: Python<'_>, address: &[u8]) -> PyResult<Peer> {
-    postcard::from_bytes(address).map_err(|error| {
-        let message = format!("these {} bytes are no address of a connector: {error}", address.len());
+    let wrong = |why: &dyn std::fmt::Display| {
+        let message = format!("these {} bytes are no address of a connector: {why}", address.len());
         invalid(py, "connector.address", message)
-    })
+    };
+    match postcard::take_from_bytes(address) {
+        Ok((peer, [])) => Ok(peer),
+        Ok((_, rest)) => Err(wrong(&format_args!("the last {} do not belong to it", rest.len()))),
+        Err(error) => Err(wrong(&error)),
+    }
 }
 
 /// A number of seconds from Python, for a deadline.
 pub(crate) fn seconds(py: Python<'_>, given: Option<f64>) -> PyResult<Option<Duration>> {
     let Some(given) = given else { return Ok(None) };
-    Duration::try_from_secs_f64(given).map(Some).map_err(|_| {
-        invalid(
-            py,
-            "argument.seconds",
-            format!("{given} s is no deadline: it must be 0 or more"),
-        )
+    let within = Duration::try_from_secs_f64(given)
+        .ok()
+        .filter(|within| *within <= LONGEST);
+    within.map(Some).ok_or_else(|| {
+        let message = format!(
+            "{given:?} s is no deadline: it must be 0 to {:?}",
+            LONGEST.as_secs_f64()
+        );
+        invalid(py, "argument.seconds", message)
     })
 }
+
+/// Longest deadline: some thirty years.
+const LONGEST: Duration = Duration::from_secs(1_000_000_000);
 
 /// Memory that is registered once.
 #[pyclass(module = "stagewire._native", frozen)]
@@ -296,6 +309,11 @@ pub(crate) struct Registered {
 
 #[pymethods]
 impl Registered {
+    #[getter]
+    fn released(&self) -> bool {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
     /// Whether no payload of it lives, and nobody reads one.
     #[getter]
     fn unused(&self) -> bool {
@@ -315,70 +333,51 @@ impl Registered {
 /// A published payload, as its producer sees it.
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct Publication {
-    handle: stagewire_core::Handle,
-    /// Which way it went, once it is closed.
-    last_way: OnceLock<(TransferMode, ModeReason)>,
-    /// Taken when it is closed.
-    inner: Mutex<Option<Arc<stagewire_connector::Publication>>>,
-}
-
-fn way(publication: &stagewire_connector::Publication) -> (TransferMode, ModeReason) {
-    (publication.mode(), publication.mode_reason())
-}
-
-impl Publication {
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<stagewire_connector::Publication>>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn get(&self, py: Python<'_>) -> PyResult<Arc<stagewire_connector::Publication>> {
-        let closed = || {
-            let message = format!("request {:?}: the publication is closed", self.handle.request);
-            raise(py, &Failure::new(ErrorClass::Conflict, "publish.ended", message))
-        };
-        self.lock().clone().ok_or_else(closed)
-    }
+    inner: Arc<stagewire_connector::Publication>,
 }
 
 #[pymethods]
 impl Publication {
     #[getter]
     fn handle(&self) -> Handle {
-        let now = self.lock().as_ref().map(|publication| publication.handle().clone());
-        Handle::new(now.unwrap_or_else(|| self.handle.clone()))
+        Handle::new(self.inner.handle().clone())
     }
 
     fn ready(&self, py: Python<'_>, index: u32) -> PyResult<()> {
-        let publication = self.get(py)?;
-        py.detach(|| publication.ready(index))
+        py.detach(|| self.inner.ready(index))
             .map_err(|error| raise_from(py, &error))
     }
 
-    fn fail(&self, py: Python<'_>, error_class: &str, reason: &str, message: String) -> PyResult<()> {
+    fn fail(&self, error_class: &str, reason: &str, message: String) {
         let class = ErrorClass::from_name(error_class).unwrap_or(ErrorClass::Internal);
-        self.get(py)?.fail(Failure::new(class, reason, message));
-        Ok(())
+        self.inner.fail(Failure::new(class, reason, message));
+    }
+
+    /// Fails it, where chunks are missing: nobody shows them any more.
+    fn abandon(&self) {
+        self.inner.fail(Failure::new(
+            ErrorClass::Internal,
+            "payload.abandoned",
+            "the producer dropped the publication before every chunk was ready",
+        ));
     }
 
     /// `p2p` or `store`, and why: what is true now, for it may have fallen back to the store.
     #[getter]
     fn mode(&self) -> (String, &'static str) {
-        let now = self.lock().as_ref().map(|publication| way(publication));
-        let last = || self.last_way.get().copied().expect("set as it was closed");
-        let (mode, reason) = now.unwrap_or_else(last);
-        (mode.to_string(), reason.name())
+        (self.inner.mode().to_string(), self.inner.mode_reason().name())
     }
 
     /// Whether the payload is where its mode says, or will never be.
     #[getter]
-    fn settled(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.get(py)?.outcome().is_some())
+    fn settled(&self) -> bool {
+        self.inner.outcome().is_some()
     }
 
     /// Waits until it is; false where it is not within `timeout` seconds. Raises what went wrong.
     #[pyo3(signature = (timeout=None))]
     fn wait_settled(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let publication = self.get(py)?;
+        let publication = Arc::clone(&self.inner);
         let within = seconds(py, timeout)?;
         let settled = wait(py, async move {
             match within {
@@ -393,26 +392,26 @@ impl Publication {
 
     /// The same, without waiting.
     fn settling(&self, py: Python<'_>) -> PyResult<Pending> {
-        let publication = self.get(py)?;
+        let publication = Arc::clone(&self.inner);
         Pending::spawn(py, async move { publication.settled().await }, |py, outcome| {
             outcome.map(|_| py.None()).map_err(|error| raise_from(py, &*error))
         })
     }
 
     /// Gives up what is not settled; false where it is.
-    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.get(py)?.cancel())
+    fn cancel(&self) -> bool {
+        self.inner.cancel()
     }
 
     #[getter]
     fn sealed(&self) -> bool {
-        self.lock().as_ref().is_some_and(|publication| publication.is_sealed())
+        self.inner.is_sealed()
     }
 
     /// Waits until the payload has ended; false where it has not within `timeout` seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let publication = self.get(py)?;
+        let publication = Arc::clone(&self.inner);
         let within = seconds(py, timeout)?;
         wait(py, async move {
             match within {
@@ -426,7 +425,7 @@ impl Publication {
     /// Waits until the payload has ended and nobody reads its memory any more; false where that is not so in time.
     #[pyo3(signature = (timeout=None))]
     fn wait_unread(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let publication = self.get(py)?;
+        let publication = Arc::clone(&self.inner);
         let within = seconds(py, timeout)?;
         wait(py, async move {
             match within {
@@ -439,24 +438,13 @@ impl Publication {
 
     /// The same, without a thread.
     fn unread(&self, py: Python<'_>) -> PyResult<Pending> {
-        let publication = self.get(py)?;
+        let publication = Arc::clone(&self.inner);
         Pending::spawn(py, async move { publication.unread().await }, |py, ()| Ok(py.None()))
     }
 
     /// Waits until the payload has ended, without a thread.
     fn released(&self, py: Python<'_>) -> PyResult<Pending> {
-        let publication = self.get(py)?;
+        let publication = Arc::clone(&self.inner);
         Pending::spawn(py, async move { publication.released().await }, |py, ()| Ok(py.None()))
-    }
-
-    /// Ends the producer's interest; fails the payload where chunks are missing.
-    fn close(&self) {
-        let mut inner = self.lock();
-        if let Some(publication) = &*inner {
-            self.last_way.get_or_init(|| way(publication));
-        }
-        let publication = inner.take();
-        drop(inner);
-        drop(publication);
     }
 }

@@ -57,7 +57,7 @@ mod _native {
     #[pymodule_export]
     use super::segments::Segments;
     #[pymodule_export]
-    use super::store::HostStore;
+    use super::store::{HostStore, run_keeper};
     #[pymodule_export]
     use super::tensor::Tensor;
     #[pymodule_export]

@@ -51,16 +51,47 @@ pub(crate) fn records(run: Run, start: u64, len: u64) -> Option<Vec<Record>> {
     Some(records)
 }
 
-/// The records of a part that lies inside `tensor`.
-pub(crate) fn inside(py: Python<'_>, tensor: &Tensor, run: Run, start: u64, len: u64) -> PyResult<Vec<Record>> {
-    let nbytes = tensor.spec().nbytes().0;
-    let records = records(run, start, len)
-        .filter(|records| (records.iter()).all(|record| record.check(len, nbytes).is_ok()) && tensor.is_contiguous());
-    records.ok_or_else(|| {
-        let message =
-            format!("bytes {start} to {start}+{len} of the run {run:?} do not lie inside {nbytes} bytes in a row");
-        invalid(py, "argument.memory", message)
-    })
+/// Bytes of a run: the tensor, the run in it, the first of its packed bytes, how many.
+#[derive(FromPyObject)]
+pub(crate) struct Part<'py>(PyRef<'py, Tensor>, Run, u64, u64);
+
+impl Part<'_> {
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.0
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.3
+    }
+
+    /// Where it lies: inside the tensor, or it is refused.
+    pub(crate) fn records(&self, py: Python<'_>) -> PyResult<Vec<Record>> {
+        let Self(tensor, run, start, len) = self;
+        let nbytes = tensor.spec().nbytes().0;
+        let records = records(*run, *start, *len).filter(|records| {
+            (records.iter()).all(|record| record.check(*len, nbytes).is_ok()) && tensor.is_contiguous()
+        });
+        records.ok_or_else(|| {
+            let message =
+                format!("bytes {start} to {start}+{len} of the run {run:?} do not lie inside {nbytes} bytes in a row");
+            invalid(py, "argument.memory", message)
+        })
+    }
+
+    fn places(&self, py: Python<'_>) -> PyResult<Places> {
+        Ok(Places {
+            base: self.tensor().memory().pointer().as_ptr(),
+            records: self.records(py)?,
+        })
+    }
+
+    /// Refuses one that must not be written to.
+    pub(crate) fn check_writable(&self, py: Python<'_>) -> PyResult<()> {
+        if self.tensor().is_read_only() {
+            return Err(invalid(py, "argument.memory", "the destination is read-only"));
+        }
+        Ok(())
+    }
 }
 
 /// A tensor and the places of a part in it. Checked: every place lies inside the tensor.
@@ -73,13 +104,6 @@ struct Places {
 unsafe impl Send for Places {}
 
 impl Places {
-    fn new(py: Python<'_>, tensor: &Tensor, run: Run, start: u64, len: u64) -> PyResult<Self> {
-        Ok(Self {
-            base: tensor.memory().pointer().as_ptr(),
-            records: inside(py, tensor, run, start, len)?,
-        })
-    }
-
     /// Address and length of each row, in order.
     fn rows(&self) -> impl Iterator<Item = (*mut u8, usize)> {
         self.records.iter().flat_map(move |record| {
@@ -97,14 +121,8 @@ impl Places {
 
 /// xxh3-128 of a part's bytes, packed; 16 bytes, little-endian.
 #[pyfunction]
-pub(crate) fn run_digest<'py>(
-    py: Python<'py>,
-    tensor: &Tensor,
-    run: Run,
-    start: u64,
-    length: u64,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let places = Places::new(py, tensor, run, start, length)?;
+pub(crate) fn run_digest<'py>(py: Python<'py>, part: Part<'_>) -> PyResult<Bound<'py, PyBytes>> {
+    let places = part.places(py)?;
     let digest = py.detach(move || {
         let places = places;
         let mut digest = Xxh3::new();
@@ -120,60 +138,49 @@ pub(crate) fn run_digest<'py>(
 
 /// Packs a part into `staging`, from byte `at` on.
 #[pyfunction]
-pub(crate) fn run_gather(
-    py: Python<'_>,
-    tensor: &Tensor,
-    run: Run,
-    start: u64,
-    length: u64,
-    staging: &Tensor,
-    at: u64,
-) -> PyResult<()> {
-    copy(py, tensor, run, start, length, staging, at, true)
+pub(crate) fn run_gather(py: Python<'_>, part: Part<'_>, staging: PyRef<'_, Tensor>, at: u64) -> PyResult<()> {
+    let packed = packed(staging, at, &part);
+    packed.check_writable(py)?;
+    copy(py, &part, &packed, |row, packed, width| {
+        // SAFETY: both lie inside their tensors, which the caller keeps; staging memory is never a tensor's own.
+        unsafe { std::ptr::copy(row, packed, width) }
+    })
 }
 
 /// Unpacks a part from `staging`, which has it from byte `at` on.
 #[pyfunction]
-pub(crate) fn run_scatter(
-    py: Python<'_>,
-    tensor: &Tensor,
-    run: Run,
-    start: u64,
-    length: u64,
-    staging: &Tensor,
-    at: u64,
-) -> PyResult<()> {
-    copy(py, tensor, run, start, length, staging, at, false)
+pub(crate) fn run_scatter(py: Python<'_>, part: Part<'_>, staging: PyRef<'_, Tensor>, at: u64) -> PyResult<()> {
+    part.check_writable(py)?;
+    let packed = packed(staging, at, &part);
+    copy(py, &part, &packed, |row, packed, width| {
+        // SAFETY: as when it is packed.
+        unsafe { std::ptr::copy(packed, row, width) }
+    })
 }
 
-#[expect(clippy::too_many_arguments, reason = "both ends of a copy")]
+/// Where a part is packed.
+fn packed<'py>(staging: PyRef<'py, Tensor>, at: u64, part: &Part<'_>) -> Part<'py> {
+    let len = part.len();
+    Part(staging, (at, len, 1, len), 0, len)
+}
+
+/// Calls `each` with the address of a row, its address where it is packed, and its length.
 fn copy(
     py: Python<'_>,
-    tensor: &Tensor,
-    run: Run,
-    start: u64,
-    length: u64,
-    staging: &Tensor,
-    at: u64,
-    gather: bool,
+    part: &Part<'_>,
+    packed: &Part<'_>,
+    each: impl Fn(*mut u8, *mut u8, usize) + Send,
 ) -> PyResult<()> {
-    if (if gather { staging } else { tensor }).is_read_only() {
-        return Err(invalid(py, "argument.memory", "the destination is read-only"));
-    }
-    let places = Places::new(py, tensor, run, start, length)?;
-    let packed = Places::new(py, staging, (at, length, 1, length), 0, length)?;
+    let (places, packed) = (part.places(py)?, packed.places(py)?);
     py.detach(move || {
         let (places, packed) = (places, packed);
         let Some((mut packed, _)) = packed.rows().next() else {
             return;
         };
         for (row, width) in places.rows() {
-            let (from, to) = if gather { (row, packed) } else { (packed, row) };
-            // SAFETY: both lie inside their tensors, which the caller keeps; staging memory is never a tensor's own.
-            unsafe {
-                std::ptr::copy(from, to, width);
-                packed = packed.add(width);
-            }
+            each(row, packed, width);
+            // SAFETY: the packed bytes of all rows lie inside the staging memory.
+            packed = unsafe { packed.add(width) };
         }
     });
     Ok(())
@@ -181,14 +188,8 @@ fn copy(
 
 /// (offset, length) of each row of a part.
 #[pyfunction]
-pub(crate) fn run_rows(
-    py: Python<'_>,
-    tensor: &Tensor,
-    run: Run,
-    start: u64,
-    length: u64,
-) -> PyResult<Vec<(u64, u64)>> {
-    let records = inside(py, tensor, run, start, length)?;
+pub(crate) fn run_rows(py: Python<'_>, part: Part<'_>) -> PyResult<Vec<(u64, u64)>> {
+    let records = part.records(py)?;
     let rows = |record: &Record| {
         let width = record.width;
         record

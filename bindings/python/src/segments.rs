@@ -15,13 +15,13 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::connector::seconds;
-use crate::error::{invalid, raise};
-use crate::runs::{Run, inside};
+use crate::error::raise;
+use crate::pending::Pending;
+use crate::runs::Part;
 use crate::runtime::wait;
-use crate::tensor::Tensor;
 
-/// One read: name of the segment, address there, then the destination: tensor, run, first byte of the run, bytes.
-type Job<'py> = (String, u64, PyRef<'py, Tensor>, Run, u64, u64);
+/// One read: name of the segment, address there, destination.
+type Job<'py> = (String, u64, Part<'py>);
 
 /// Reads segments by their names.
 #[pyclass(module = "stagewire._native", frozen)]
@@ -51,39 +51,39 @@ impl Segments {
         Ok(Self { network, mooncake })
     }
 
-    /// Reads all of them within `deadline` seconds, or raises. Nothing is written after that.
-    fn pull(&self, py: Python<'_>, jobs: Vec<Job<'_>>, deadline: f64) -> PyResult<()> {
+    /// Reads all of them within `deadline` seconds, or fails. Nothing is written once it is over, also where it was
+    /// cancelled.
+    fn pull(&self, py: Python<'_>, jobs: Vec<Job<'_>>, deadline: f64) -> PyResult<Pending> {
         let within = seconds(py, Some(deadline))?.unwrap_or_default();
-        let pulls = jobs.iter().map(|(segment, address, tensor, run, start, len)| {
-            if tensor.is_read_only() {
-                return Err(invalid(py, "argument.memory", "the destination is read-only"));
-            }
-            let records = inside(py, tensor, *run, *start, *len)?;
-            let nbytes = usize::try_from(tensor.spec().nbytes().0)?;
-            let memory = tensor.memory();
+        let pulls = jobs.into_iter().map(|(segment, address, part)| {
+            part.check_writable(py)?;
+            let (records, len) = (part.records(py)?, part.len());
+            let nbytes = usize::try_from(part.tensor().spec().nbytes().0)?;
+            let memory = part.tensor().memory();
             // SAFETY: a writable, contiguous tensor of that many bytes, kept in place by its owner. That nobody touches
             // them while they are pulled is what the store asks of its caller.
             let target = unsafe { Target::new(memory.pointer(), nbytes, memory.owner()) };
-            let source = SegmentBuffer {
-                address: *address,
-                len: *len,
-            };
-            Ok((segment.clone(), source, records, target))
+            Ok((segment, SegmentBuffer { address, len }, records, target))
         });
         let pulls = pulls.collect::<PyResult<Vec<_>>>()?;
-        let pulled = wait(py, async {
+        let mooncake = Arc::clone(&self.mooncake);
+        let pulled = async move {
             let end = Instant::now() + within;
             for (name, source, records, target) in &pulls {
                 let connect = ConnectOptions { deadline: left(end) };
-                let segment = self.mooncake.open(name, connect).await?;
+                let segment = mooncake.open(name, connect).await?;
                 let deadline = Some(left(end));
                 segment
                     .pull(*source, records, target, TransferOptions { deadline })
                     .await?;
             }
             Ok::<_, stagewire_transfer::MooncakeError>(())
-        })?;
-        pulled.map_err(|error| raise(py, &error.to_failure()))
+        };
+        Pending::spawn(py, pulled, |py, pulled| {
+            pulled
+                .map(|()| py.None())
+                .map_err(|error| raise(py, &error.to_failure()))
+        })
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {

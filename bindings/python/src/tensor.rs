@@ -8,7 +8,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use stagewire_core::{DType, TensorSpec};
@@ -143,7 +143,9 @@ impl Tensor {
         if self.spec.nbytes().0 == 0 {
             return Ok(Self::new(self.spec.clone(), None, Memory::nothing(), false));
         }
-        let mut bytes = Vec::with_capacity(usize::try_from(self.spec.nbytes().0)?);
+        let mut bytes = Vec::new();
+        let reserved = bytes.try_reserve_exact(usize::try_from(self.spec.nbytes().0)?);
+        reserved.map_err(|error| PyMemoryError::new_err(error.to_string()))?;
         let size = usize::try_from(self.spec.dtype().size())?;
         let strides = self.strides();
         py.detach(|| {

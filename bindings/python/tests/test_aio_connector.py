@@ -148,14 +148,49 @@ def test_a_store(run_dir: Path) -> None:
     run(test())
 
 
-def test_mooncake_store_is_for_the_blocking_one(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[bool] = []
+def test_cancelling_who_publishes_gives_the_payload_up(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with aio.DiffusionConnector("p", run_dir=run_dir) as p:
+            begun, go_on, made = threading.Event(), threading.Event(), list[str]()
+            put = p._put
 
-    class Backend:
-        def close(self) -> None:
-            closed.append(True)
+            def slow(order: Any) -> Any:
+                begun.set()
+                assert go_on.wait(10)
+                publication = put(order)
+                made.append(publication.handle.payload_id)
+                return publication
 
-    monkeypatch.setattr(diffusion, "_mooncake", lambda *options: Backend())
-    with pytest.raises(errors.Unsupported, match="for the blocking connector"):
-        aio.DiffusionConnector("p", "store", {"backend": "mooncake", "master": "127.0.0.1:1"}, run_dir=run_dir)
-    assert closed == [True]
+            monkeypatch.setattr(p, "_put", slow)
+            task = asyncio.create_task(p.publish(StagePayload(request_id="r", tensor=torch.zeros(4, 5).t())))
+            await until(begun.is_set, "it publishes")
+            began = time.monotonic()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert time.monotonic() - began < 1
+            go_on.set()
+            await until(lambda: made and not p.live(), "what it made is given up")
+
+    run(test())
+
+
+def test_what_is_published_is_what_it_was_at_the_call(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+
+    def moments(sources: Any) -> dict[Any, Any]:
+        threads.append(threading.get_ident())
+        return {source.device: None for source in sources}
+
+    # The current streams of devices belong to a thread.
+    monkeypatch.setattr("stagewire._device.moments", moments)
+
+    async def test() -> None:
+        async with aio.DiffusionConnector("p", run_dir=run_dir) as p:
+            bundle: dict[str, Any] = {"x": torch.zeros(2)}
+            publishing = p.publish(StagePayload(request_id="r", tensors=bundle))
+            assert threads == [threading.get_ident()]
+            bundle["x"] = "nothing to publish"
+            assert list((await p.fetch(await publishing, framework="torch"))["x"]) == [0, 0]
+
+    run(test())

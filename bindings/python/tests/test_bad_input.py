@@ -161,3 +161,62 @@ def test_every_flipped_bit_of_a_handle_is_noticed(conn: DiffusionConnector) -> N
         StageHandle.from_bytes(data[:4] + b"\x07\x00" + data[6:])
     assert held(conn) == before
     conn.release(handle)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"request_id": "\ud800"}, "argument.text"),
+        ({"request_id": 7}, "argument.type"),
+        ({"kind": 7}, "argument.type"),
+        ({"metadata": {"prompt": "\udfff"}}, "payload.metadata"),
+        ({"metadata": {"\ud800": 1}}, "payload.metadata"),
+    ],
+)
+def test_what_others_cannot_be_told(conn: DiffusionConnector, given: dict[str, Any], reason: str) -> None:
+    before = held(conn)
+    payload = StagePayload(**{"request_id": "r", "tensor": X, **given})
+    for publish in (conn.publish, conn.open):
+        with pytest.raises(errors.Invalid) as caught:
+            publish(payload)
+        assert caught.value.reason == reason
+        str(caught.value).encode()
+    assert held(conn) == before
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda conn, _: conn.publish("payload"),
+        lambda conn, _: conn.publish(StagePayload(request_id="r", tensor=X), consumer="text"),
+        lambda conn, _: conn.publish(StagePayload(request_id="r", tensor=X), expires="soon"),
+        lambda conn, _: conn.consume("text"),
+        lambda conn, _: conn.fetch(None),
+        lambda conn, handle: conn.fetch(handle, deadline="soon"),
+        lambda conn, handle: conn.fetch(handle, deadline=True),
+        lambda conn, handle: conn.consume(handle, on_chunk=3),
+        lambda conn, _: conn.release(5),
+        lambda _, handle: handle.wait("soon"),
+        lambda _, handle: handle.wait_released("soon"),
+        lambda _, handle: DiffusionConnector(7),  # type: ignore[arg-type]
+        lambda _, handle: DiffusionConnector("p", arena_bytes=1.5),  # type: ignore[arg-type]
+        lambda _, handle: DiffusionConnector("p", run_dir=3),  # type: ignore[arg-type]
+        lambda _, handle: HostStore(1.5),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_types(conn: DiffusionConnector, call: Any) -> None:
+    handle = conn.publish(StagePayload(request_id="r", tensor=X, lease="pinned"))
+    before = held(conn)
+    with pytest.raises(errors.Invalid, match="it must be") as caught:
+        call(conn, handle)
+    assert caught.value.reason == "argument.type"
+    assert held(conn) == before
+    conn.release(handle)
+
+
+@pytest.mark.parametrize("forged", [b"", b"x", bytes(100), b"\xff" * 300])
+def test_forged_handles(conn: DiffusionConnector, forged: bytes) -> None:
+    for call in (conn.consume, conn.fetch, conn.release, StageHandle.from_bytes):
+        with pytest.raises((errors.Corrupt, errors.Invalid, errors.Unsupported)) as caught:
+            call(forged)
+        assert caught.value.reason in {"handle.malformed", "handle.version"}

@@ -398,7 +398,7 @@ def test_wrong_connectors(run_dir: Path) -> None:
         DiffusionConnector("a", run_dir=run_dir / ("x" * 120))
     with DiffusionConnector("a", run_dir=run_dir) as conn:
         handle = conn.publish(StagePayload(request_id="r", tensor=torch.zeros(1)))
-        with pytest.raises(errors.Invalid, match="-1 s is no deadline") as seconds:
+        with pytest.raises(errors.Invalid, match="deadline is -1 s; it must be 0 to 1e") as seconds:
             conn.fetch(handle, deadline=-1)
         assert seconds.value.reason == "argument.seconds"
 
@@ -415,10 +415,52 @@ def test_closed_connectors_say_so(run_dir: Path) -> None:
     conn = DiffusionConnector("p", run_dir=run_dir)
     conn.close()
     conn.close()
-    with pytest.raises(errors.StagewireError, match="the connector is closed") as caught:
+    with pytest.raises(
+        errors.StagewireError, match='request "r", stage p: the connector of p is closed; make a new one'
+    ) as caught:
         conn.publish(StagePayload(request_id="r", tensor=torch.zeros(1)))
     assert caught.value.reason == "connector.closed"
     assert not list((run_dir / "peers").iterdir()), "no socket is left"
+
+
+def test_released_memory_is_forgotten(run_dir: Path) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        tensor = torch.zeros(8)
+        first = conn.register(tensor)
+        assert conn.register(tensor) is first
+        first.release()
+        second = conn.register(tensor)
+        assert second is not first
+        assert not second.released
+        assert conn.stats()["registered"] == 1
+
+
+def test_a_store_with_a_folder_outlives_its_process(run_dir: Path) -> None:
+    folder = run_dir.with_name("data")
+    script = """
+import signal, sys
+from stagewire.diffusion import HostStore
+store = HostStore("16MiB", run_dir=sys.argv[1], data_dir=sys.argv[2])
+print("ready", flush=True)
+signal.pause()
+"""
+    first = subprocess.Popen([sys.executable, "-c", script, run_dir, folder], stdout=subprocess.PIPE, text=True)
+    with first:
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline() == "ready\n"
+            with DiffusionConnector("p", "store", run_dir=run_dir) as conn:
+                handle = conn.publish(StagePayload(request_id="r", tensor=torch.arange(1000)))
+                assert handle.wait(10)
+                data = handle.to_bytes()
+        finally:
+            first.kill()
+    with (
+        HostStore("16MiB", run_dir=run_dir, data_dir=folder) as store,
+        DiffusionConnector("c", run_dir=run_dir) as conn,
+    ):
+        assert store.recovered == (1, 0)
+        assert torch.equal(conn.fetch(data, framework="torch"), torch.arange(1000))
 
 
 def test_unread_payloads_expire(run_dir: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from mooncake_cluster import MIB, Child, Master, until
-from stagewire import errors
+from stagewire import aio, errors
 from stagewire.diffusion import DiffusionConnector, Lease, StageHandle, StagePayload
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -54,6 +56,11 @@ def conn(shared: DiffusionConnector, master: Master) -> Iterator[DiffusionConnec
 def connector(master: Master, **options: Any) -> DiffusionConnector:
     config = {"backend": "mooncake", "master": master.address, **options}
     return DiffusionConnector("denoise", "store", store_config=config, run_dir=tempfile.mkdtemp(prefix="sw-"))
+
+
+def aio_connector(master: Master) -> aio.DiffusionConnector:
+    config = {"backend": "mooncake", "master": master.address}
+    return aio.DiffusionConnector("decode", "store", store_config=config, run_dir=tempfile.mkdtemp(prefix="sw-"))
 
 
 def bits(tensor: Any) -> bytes:
@@ -177,9 +184,77 @@ def test_cached_payloads_may_be_evicted(conn: DiffusionConnector, consumer: Chil
 
 def test_a_cancelled_payload_is_removed(conn: DiffusionConnector) -> None:
     handle = conn.publish(StagePayload(request_id="r", tensor=latent((1, 16, 31, 90, 160))))
-    handle.cancel()
-    # What is on its way arrives, and is removed then: the fixture sees to it.
-    assert handle.exception() is None
+    assert handle.cancel()
+    error = handle.exception(1)
+    assert isinstance(error, errors.Cancelled)
+    assert error.reason == "publish.cancelled"
+    assert error.message.startswith('request "r", stage denoise: ')
+
+
+def test_what_a_lender_that_stands_still_holds_up_is_cancelled_within_a_second() -> None:
+    with Master() as master, Child(master.address, segment_bytes=64 * MIB) as lender, connector(master) as conn:
+        there = conn.publish(StagePayload(request_id="there", tensor=torch.zeros(MIB))).to_bytes()
+        lender.stop()
+        handle = conn.publish(StagePayload(request_id="r", tensor=torch.zeros(MIB)))
+        began = time.monotonic()
+        assert handle.cancel()
+        assert isinstance(handle.exception(1), errors.Cancelled)
+        assert time.monotonic() - began < 1
+
+        async def test() -> None:
+            async with aio_connector(master) as other:
+                moving = await other.publish(StagePayload(request_id="moving", tensor=torch.zeros(MIB)))
+                with pytest.raises(errors.Conflict, match="await wait") as early:
+                    moving.to_bytes()
+                assert early.value.reason == "publish.under_way"
+                reading = asyncio.create_task(other.fetch(there))
+                assert not (await asyncio.wait([reading], timeout=0.2))[0]
+                began = time.monotonic()
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+                assert moving.cancel()
+                assert isinstance(await moving.exception(1), errors.Cancelled)
+                assert time.monotonic() - began < 1
+                lender.go_on()
+                assert list(await other.fetch(there, framework="torch")) == [0.0] * MIB
+
+        asyncio.run(test())
+        until("nothing is left behind", master.is_empty)
+
+
+def test_asyncio(conn: DiffusionConnector, consumer: Child, master: Master) -> None:
+    source = latent()
+
+    async def test() -> None:
+        payload = StagePayload(request_id="r", tensor=source, chunk_dim=2, num_chunks=8, lease=Lease.pinned)
+        async with aio_connector(master) as other:
+            handle = await other.publish(payload)
+            assert await handle.wait(10)
+            assert handle.mode == "store"
+            dst = torch.zeros_like(source)
+            chunks = [chunk async for chunk in other.consume(handle.to_bytes(), dst=dst)]
+            assert [chunk.shape[2] for chunk in chunks] == [3, 3, 3, 3, 3, 2, 2, 2]
+            assert bits(dst) == bits(source)
+            assert bits(await other.fetch(handle, framework="torch")) == bits(source)
+            assert consumer.ask("consume", handle.to_bytes().hex(), True)["bytes"]
+            await other.release(handle)
+            with pytest.raises(errors.NotFound):
+                await other.fetch(handle.to_bytes())
+
+    asyncio.run(test())
+
+
+def test_the_successor_of_a_consumer_that_was_killed_does_not_wait(conn: DiffusionConnector, master: Master) -> None:
+    source = latent()
+    data = conn.publish(StagePayload(request_id="r", tensor=source, chunk_dim=2, num_chunks=8)).to_bytes()
+    with Child(master.address, script=CONSUMER) as first:
+        assert first.ask("begin", data.hex()) == [1, 4, 3, 32, 32]
+        with pytest.raises(errors.Conflict, match=f"process {first.process.pid}"):
+            conn.fetch(data)
+    began = time.monotonic()
+    assert bits(conn.fetch(data, framework="torch")) == bits(source)
+    assert time.monotonic() - began < 5
 
 
 def test_a_full_store_is_told_by_the_handle(conn: DiffusionConnector, master: Master) -> None:

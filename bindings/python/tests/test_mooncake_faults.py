@@ -13,6 +13,7 @@ import pytest
 from mooncake_cluster import MIB, Child, Master, until
 from mooncake_store_peer import pattern
 from stagewire import errors
+from stagewire._mooncake_client import Until
 from stagewire.errors import StagewireError
 from stagewire.mooncake import make_engine
 from stagewire.mooncake_store import MooncakeStore, Placed
@@ -174,7 +175,7 @@ def test_what_somebody_wrote_into_the_store_is_found(store: MooncakeStore, lende
     key = placed.layout.key(blocks[1])
     buffer: Any = store._client.call(
         "asking",
-        time.monotonic() + 5,
+        Until(5),
         lambda raw: raw.get_replica_desc(key)[0].get_memory_descriptor().buffer_descriptor,
     )
     engine, _ = make_engine("127.0.0.1")

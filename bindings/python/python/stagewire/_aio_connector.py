@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Self
+import threading
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from . import diffusion
-from ._handle import Described, Published
+from ._connector import BaseConnector
+from ._handle import Described, Published, limit, naming
 from ._stream import Stream
-from .errors import StagewireError, Unsupported
+from .errors import StagewireError
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from ._bundle import Framework
     from ._consume import Reader
-    from ._native import Pending, Registered
-    from ._payload import StagePayload
+    from ._device import Staging
+    from ._mooncake_publication import Flag, Placing
+    from ._native import Pending, Publication
+    from ._order import Order
+
+T = TypeVar("T")
 
 
-async def over(pending: Pending) -> None:
+async def over(pending: Pending | Flag) -> None:
     """Waits until it is over. Whoever is cancelled meanwhile has not ended it."""
     if pending.done():
         return
@@ -39,7 +42,7 @@ async def over(pending: Pending) -> None:
         loop.remove_reader(pending.fileno())
 
 
-async def result(pending: Pending) -> Any:
+async def result(pending: Pending | Flag) -> Any:
     """Waits for what comes out, and ends it where the task is cancelled."""
     try:
         await over(pending)
@@ -49,9 +52,9 @@ async def result(pending: Pending) -> Any:
     return pending.take()
 
 
-async def _within(pending: Pending, timeout: float | None) -> bool:
+async def _within(pending: Pending | Flag, timeout: float | None) -> bool:
     try:
-        await asyncio.wait_for(over(pending), timeout)
+        await asyncio.wait_for(over(pending), limit(timeout))
     except TimeoutError:
         return False
     return True
@@ -70,15 +73,17 @@ class StageHandle(Published):
         try:
             if not await _within(settling, timeout):
                 return False
-            settling.take()
+            with naming(self.request_id, self.stage):
+                settling.take()
             return True
         finally:
             settling.cancel()
 
     async def exception(self, timeout: float | None = None) -> StagewireError | None:
         """See `stagewire.diffusion.StageHandle.exception`."""
+        within = limit(timeout)
         try:
-            in_time = await self.wait(timeout)
+            in_time = await self.wait(within)
         except StagewireError as error:
             return error
         if not in_time:
@@ -112,125 +117,89 @@ class StreamingPublish(Stream[StageHandle]):
         self._leave(error)
 
 
-class DiffusionConnector:
+class DiffusionConnector(
+    BaseConnector[
+        "Coroutine[Any, Any, StageHandle]", StreamingPublish, "AsyncIterator[Any]", "Coroutine[Any, Any, Any]"
+    ]
+):
     """`stagewire.diffusion.DiffusionConnector` for asyncio. Arguments, results and errors are the same.
 
     Cancelling a task that consumes lets go of the payload at once; another consumer may then begin at its chunk 0.
+    Cancelling one that publishes gives the payload up. What has to be copied is copied by a thread, and so is what
+    comes from Mooncake Store.
     """
 
-    def __init__(
-        self,
-        role: str,
-        transfer_mode: diffusion.TransferMode = "auto",
-        store_config: Mapping[str, Any] | None = None,
-        te_config: Mapping[str, Any] | None = None,
-        *,
-        network: Mapping[str, Any] | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        arena_bytes: int | str = "1GiB",
-        deadline: float = 30.0,
-        verify: bool = False,
-    ) -> None:
-        self._blocking = diffusion.DiffusionConnector(
-            role,
-            transfer_mode,
-            store_config,
-            te_config,
-            network=network,
-            run_dir=run_dir,
-            arena_bytes=arena_bytes,
-            deadline=deadline,
-            verify=verify,
-        )
-        if self._blocking._store is not None:
-            self._blocking.close()
-            raise Unsupported(
-                "payloads in Mooncake Store are for the blocking connector, stagewire.diffusion.DiffusionConnector",
-                reason="connector.config",
-            )
-
-    @property
-    def address(self) -> bytes:
-        """See `stagewire.diffusion.DiffusionConnector.address`."""
-        return self._blocking.address
-
-    async def publish(
-        self,
-        payload: StagePayload,
-        *,
-        consumer: bytes | None = None,
-        strict: bool = False,
-        expires: float | None = None,
-    ) -> StageHandle:
-        """See `stagewire.diffusion.DiffusionConnector.publish`. What has to be copied is copied by a thread."""
-        start = self._blocking._publish
-        publication = await asyncio.to_thread(start, payload, consumer=consumer, strict=strict, expires=expires)
-        return StageHandle(publication.handle, publication, self._blocking._native.release_own)
-
-    def open(
-        self, payload: StagePayload, *, consumer: bytes | None = None, expires: float | None = None
-    ) -> StreamingPublish:
-        """See `stagewire.diffusion.DiffusionConnector.open`."""
-        publication, staging = self._blocking._open(payload, consumer=consumer, expires=expires)
-        handle = StageHandle(publication.handle, publication, self._blocking._native.release_own)
-        return StreamingPublish(publication, handle, staging)
-
-    def consume(
-        self,
-        handle: Described | bytes,
-        dst: Any = None,
-        *,
-        framework: Framework | None = None,
-        deadline: float | None = None,
-        on_chunk: Callable[[int, Any], object] | None = None,
-    ) -> AsyncIterator[Any]:
-        """See `stagewire.diffusion.DiffusionConnector.consume`: ``async for chunk in conn.consume(handle)``."""
-        return _chunks(self._blocking._reader(handle, dst, framework, deadline), on_chunk)
-
-    async def fetch(
-        self,
-        handle: Described | bytes,
-        dst: Any = None,
-        *,
-        framework: Framework | None = None,
-        deadline: float | None = None,
-    ) -> Any:
-        """See `stagewire.diffusion.DiffusionConnector.fetch`."""
-        reader = self._blocking._reader(handle, dst, framework, deadline)
-        try:
-            return reader.all(await result(reader.consumer.start_fetch()))
-        finally:
-            await result(reader.consumer.start_close())
-
-    def allocate(self, shape: Sequence[int], dtype: Any = "float32", *, framework: Framework | None = None) -> Any:
-        """See `stagewire.diffusion.DiffusionConnector.allocate`."""
-        return self._blocking.allocate(shape, dtype, framework=framework)
-
-    def register(self, tensor: Any) -> Registered:
-        """See `stagewire.diffusion.DiffusionConnector.register`."""
-        return self._blocking.register(tensor)
-
-    async def release(self, handle: Described) -> None:
+    async def release(self, handle: Described | bytes) -> None:
         """See `stagewire.diffusion.DiffusionConnector.release`."""
-        await asyncio.to_thread(self._blocking.release, handle)
-
-    def live(self) -> list[str]:
-        """See `stagewire.diffusion.DiffusionConnector.live`."""
-        return self._blocking.live()
-
-    def stats(self) -> dict[str, int]:
-        """See `stagewire.diffusion.DiffusionConnector.stats`."""
-        return self._blocking.stats()
+        await asyncio.to_thread(self._release, handle)
 
     async def close(self) -> None:
         """See `stagewire.diffusion.DiffusionConnector.close`."""
-        await asyncio.to_thread(self._blocking.close)
+        await asyncio.to_thread(self._close)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+    def _start(self, order: Callable[[], Order]) -> Coroutine[Any, Any, StageHandle]:
+        try:
+            # Here, where the caller's streams are the current ones.
+            return self._publish(order())
+        except StagewireError as error:
+            return _raise(error)
+
+    async def _publish(self, order: Order) -> StageHandle:
+        publication = await _made(lambda: self._put(order), self._give_up)
+        return StageHandle(publication.handle, publication, self._release_own)
+
+    def _give_up(self, publication: Publication | Placing) -> None:
+        if not publication.cancel():
+            self._release_own(publication.handle)
+
+    def _stream(self, publication: Publication, staging: Staging) -> StreamingPublish:
+        return StreamingPublish(publication, StageHandle(publication.handle, publication, self._release_own), staging)
+
+    def _chunks(self, reader: Reader, on_chunk: Callable[[int, Any], object] | None) -> AsyncIterator[Any]:
+        return _chunks(reader, on_chunk)
+
+    async def _whole(self, reader: Callable[[], Reader]) -> Any:
+        reading = reader()
+        try:
+            return reading.all(await result(reading.consumer.start_fetch()))
+        finally:
+            await result(reading.consumer.start_close())
+
+
+async def _raise(error: StagewireError) -> Any:
+    raise error
+
+
+async def _made(make: Callable[[], T], undo: Callable[[T], None]) -> T:
+    """What a thread makes; undone where the task that waits for it is cancelled."""
+    lock = threading.Lock()
+    made: list[T] = []
+    abandoned = False
+
+    def run() -> None:
+        one = make()
+        with lock:
+            made.append(one)
+            late = abandoned
+        if late:
+            undo(one)
+
+    try:
+        await asyncio.to_thread(run)
+    except asyncio.CancelledError:
+        with lock:
+            abandoned = True
+            early = made[:]
+        for one in early:
+            undo(one)
+        raise
+    return made[0]
 
 
 async def _chunks(reader: Reader, on_chunk: Callable[[int, Any], object] | None) -> AsyncIterator[Any]:

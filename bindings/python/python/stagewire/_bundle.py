@@ -7,11 +7,12 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from . import _arguments
 from ._native import Tensor
-from .errors import Invalid, Unsupported
+from .errors import Exhausted, Invalid, StagewireError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Framework: TypeAlias = Literal["torch", "numpy", "native"]
 Entry: TypeAlias = "tuple[str, Tensor | list[Tensor] | None]"
@@ -49,6 +50,7 @@ class Imported:
         for name, value in bundle.items():
             if not isinstance(name, str):
                 raise Invalid(f"names of a bundle are text, not {name!r}", reason="payload.bundle")
+            _arguments.text("a name in a bundle", name)
             if value is None:
                 self.entries.append((name, None))
             elif isinstance(value, list | tuple):
@@ -59,8 +61,7 @@ class Imported:
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in order."""
-        values = [value for _, value in self.entries if value is not None]
-        return [one for value in values for one in (value if isinstance(value, list) else [value])]
+        return list(each(dict(self.entries)))
 
     def _one(self, name: str, value: Any, strict: bool) -> Tensor:
         self._count += 1
@@ -76,11 +77,31 @@ class Imported:
                 reason="tensor.not_contiguous",
                 details={"tensor": name, "shape": str(list(tensor.shape)), "strides": str(list(tensor.strides))},
             )
-        self.copies += 1
-        self.copied_bytes += tensor.nbytes
         # torch copies with all its threads.
         contiguous = getattr(value, "contiguous", None)
-        return wrap(name, contiguous()) if callable(contiguous) else tensor.copy()
+        try:
+            copy = wrap(name, contiguous()) if callable(contiguous) else tensor.copy()
+        except StagewireError:
+            raise
+        except (MemoryError, RuntimeError) as error:
+            raise Exhausted(
+                f"tensor {name!r} of shape {list(tensor.shape)} is not contiguous, and there is no memory for a copy "
+                f"of {tensor.nbytes} bytes: {_arguments.printable(error)}",
+                reason="tensor.memory",
+                details={"tensor": name, "wanted_bytes": str(tensor.nbytes)},
+            ) from None
+        self.copies += 1
+        self.copied_bytes += tensor.nbytes
+        return copy
+
+
+def each(bundle: Mapping[str, Any]) -> Iterator[Any]:
+    """What stands under the names, one by one."""
+    for value in bundle.values():
+        if isinstance(value, list | tuple):
+            yield from value
+        elif value is not None:
+            yield value
 
 
 def wrap(name: str, value: Any) -> Tensor:
@@ -108,6 +129,13 @@ def wrap(name: str, value: Any) -> Tensor:
         raise type(error)(
             f"tensor {name!r}: {error.message}", reason=error.reason, details={**error.details, "tensor": name}
         ) from None
+    except Exception as error:
+        # The exporter's own, such as ValueError for a tensor of torch without memory, on the device "meta".
+        raise Invalid(
+            f"tensor {name!r} cannot be shared: {type(error).__name__}: {_arguments.printable(error)}",
+            reason="tensor.not_shareable",
+            details={"tensor": name},
+        ) from error
     raise Invalid(
         f"{name!r} is a {type(value).__name__}, not a tensor: it needs __dlpack__ (torch, NumPy, ...) or the buffer "
         "protocol (bytes, array.array, ...); text and numbers belong in the metadata",
@@ -123,7 +151,7 @@ def dtype_name(dtype: Any) -> str:
         Invalid: It is none.
     """
     if isinstance(dtype, str):
-        return dtype.removeprefix("torch.")
+        return _arguments.text("dtype", dtype).removeprefix("torch.")
     match framework_of(dtype):
         case "torch":
             return str(dtype).removeprefix("torch.")
@@ -153,10 +181,10 @@ def exporter(framework: Framework | None, dtypes: Iterable[str]) -> Callable[[Te
     Without a `framework`: torch where it is imported or a dtype needs it, else NumPy, else native.
     """
     chosen = choose(dtypes) if framework is None else framework
-    if chosen == "native":
-        return lambda tensor: tensor
     if chosen not in _FRAMEWORKS:
         raise Invalid(f"unknown framework {chosen!r}; it is torch, numpy or native", reason="tensor.framework")
+    if chosen == "native":
+        return lambda tensor: tensor
     library = load(chosen)
     if chosen == "numpy":
         return lambda tensor: _to_numpy(library, tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import _arguments
 from .errors import Invalid
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def transports(te_config: Mapping[str, Any] | None) -> list[str] | None:
     given = _checked("te_config", te_config, {"transports"}).get("transports")
     if given is None:
         return None
-    if isinstance(given, str) or not given:
+    if not isinstance(given, list | tuple) or not given:
         raise Invalid(
             f"te_config has the transports {given!r}; it must be a list of some of {', '.join(TRANSPORTS)}",
             reason="connector.config",
@@ -46,6 +47,8 @@ def network(given: Mapping[str, Any] | None) -> tuple[str, str | None, str | Non
                 reason="connector.config",
                 details={"key": key},
             )
+        if value is not None:
+            _arguments.text(f"{key} of network", value)
     return (found.get("bind") or "127.0.0.1", found.get("advertise"), found.get("token")) if found else None
 
 

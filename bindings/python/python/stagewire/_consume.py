@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from ._bundle import cut, exporter, wrap
@@ -27,6 +28,7 @@ class Destinations:
     def __init__(self, handle: Handle, bundle: Mapping[str, Any]) -> None:
         self.bundle: dict[str, Any] = {}
         self.tensors: list[Tensor] = []
+        self._names: list[str] = []
         if not hasattr(bundle, "items"):
             have = ", ".join(name for name, _ in handle.entries)
             raise Invalid(
@@ -36,13 +38,19 @@ class Destinations:
         given, expected = dict(bundle), dict(handle.entries)
         if set(given) != set(expected):
             raise Invalid(
-                f"dst has the names {sorted(given)}, the payload has {sorted(expected)}",
+                f"dst has the names {sorted(map(str, given))}, the payload has {sorted(expected)}",
                 reason="consume.destination",
-                details={"dst": str(sorted(given)), "payload": str(sorted(expected))},
+                details={"dst": str(sorted(map(str, given))), "payload": str(sorted(expected))},
             )
         for name, spec in handle.entries:
             value = given[name]
             if spec is None:
+                if value is not None:
+                    raise Invalid(
+                        f"dst {name!r} is a {type(value).__name__}, the payload has None",
+                        reason="consume.destination",
+                        details={"tensor": name, "found": type(value).__name__, "expected": "None"},
+                    )
                 self.bundle[name] = None
             elif isinstance(spec, list):
                 items = list(value) if isinstance(value, list | tuple) else None
@@ -53,11 +61,31 @@ class Destinations:
                         reason="consume.destination",
                     )
                 for index, (item, one) in enumerate(zip(items, spec, strict=True)):
-                    self.tensors.append(_checked(f"{name}[{index}]", item, one))
+                    self._add(f"{name}[{index}]", item, one)
                 self.bundle[name] = items
             else:
-                self.tensors.append(_checked(name, value, spec))
+                self._add(name, value, spec)
                 self.bundle[name] = value
+        self._check_apart()
+
+    def _add(self, name: str, value: Any, spec: Spec) -> None:
+        self.tensors.append(_checked(name, value, spec))
+        self._names.append(name)
+
+    def _check_apart(self) -> None:
+        """Refuses tensors that share memory: the bytes of one would be those of another."""
+        places = sorted(
+            (tensor.data_ptr, tensor.nbytes, name)
+            for tensor, name in zip(self.tensors, self._names, strict=True)
+            if tensor.nbytes
+        )
+        for (start, nbytes, one), (next_start, _, other) in itertools.pairwise(places):
+            if start + nbytes > next_start:
+                raise Invalid(
+                    f"dst {one!r} and dst {other!r} share memory: each needs its own",
+                    reason="consume.destination",
+                    details={"tensor": one, "other": other},
+                )
 
 
 def _checked(name: str, value: Any, spec: Spec) -> Tensor:

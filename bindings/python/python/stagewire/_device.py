@@ -7,10 +7,12 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ._bundle import cut
+from ._arguments import printable
+from ._bundle import cut, each
+from .errors import Internal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ._native import Publication
 
@@ -18,6 +20,25 @@ if TYPE_CHECKING:
 def cuda() -> Any:
     """``torch.cuda``; whoever has a tensor on a device has imported it."""
     return sys.modules["torch"].cuda
+
+
+Events = dict[Any, Any]
+"""How far the stream of each device must have come."""
+
+
+def moments(sources: Iterable[Any]) -> Events:
+    """What this thread has queued for the devices of these tensors so far."""
+    events: Events = {}
+    for source in sources:
+        if source.device not in events:
+            events[source.device] = cuda().Event()
+            events[source.device].record(cuda().current_stream(source.device))
+    return events
+
+
+def on_devices(bundle: Mapping[str, Any]) -> list[Any]:
+    """The tensors of a bundle that are on a device."""
+    return [value for value in each(bundle) if getattr(value, "is_cuda", False)]
 
 
 class Copier:
@@ -34,9 +55,9 @@ class Copier:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="stagewire-device")
         self._streams: dict[Any, Any] = {}
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], None]) -> concurrent.futures.Future[None]:
         """Does it after everything before."""
-        self._pool.submit(work)
+        return self._pool.submit(work)
 
     def stream(self, device: Any) -> Any:
         """The side stream of a device."""
@@ -50,11 +71,21 @@ class Copier:
 
 
 class Staging:
-    """The tensors of one payload that are on a device, and their places in shared memory."""
+    """The tensors of one payload that are on a device, and their places in shared memory.
 
-    def __init__(self, copier: Copier, allocate: Callable[[tuple[int, ...], Any], Any]) -> None:
+    Args:
+        copier: Who copies.
+        allocate: Makes the places.
+        events: What has to be done on the devices before anything is copied; by default what is queued there when a
+            chunk is shown.
+    """
+
+    def __init__(
+        self, copier: Copier, allocate: Callable[[tuple[int, ...], Any], Any], events: Events | None = None
+    ) -> None:
         self._copier = copier
         self._allocate = allocate
+        self._events = events
         # Which tensor of the payload it is, where it is, and where it goes.
         self._tensors: list[tuple[int, Any, Any]] = []
         self._is_used = False
@@ -90,32 +121,47 @@ class Staging:
         if index in self._asked:
             return
         self._asked.add(index)
-        events = {}
-        for _, source, _ in self._tensors:
-            if source.device not in events:
-                events[source.device] = cuda().Event()
-                events[source.device].record(cuda().current_stream(source.device))
+        events = self._events if self._events is not None else moments(source for _, source, _ in self._tensors)
         self._copier.submit(lambda: self._show(publication, index, events))
 
-    def _show(self, publication: Publication, index: int, events: dict[Any, Any]) -> None:
+    def fill(self) -> None:
+        """Copies all of it, and waits for that.
+
+        Raises:
+            Internal: It cannot be copied.
+        """
+        events = self._events if self._events is not None else moments(source for _, source, _ in self._tensors)
         try:
-            slices = publication.handle.chunk_slices(index)
-            dim = publication.handle.chunk_dim
-            for ordinal, source, host in self._tensors:
-                stream = self._copier.stream(source.device)
-                stream.wait_event(events[source.device])
-                with cuda().stream(stream), _pinned(host):
-                    if dim is None:
-                        host.copy_(source)
-                    else:
-                        cut(host, dim, *slices[ordinal]).copy_(cut(source, dim, *slices[ordinal]))
+            self._copier.submit(lambda: self._copy(events, None, [])).result()
+        except Exception as error:  # whatever the driver says
+            raise _failed(error) from error
+        self._tensors.clear()
+
+    def _copy(self, events: Events, dim: int | None, slices: list[tuple[int, int]]) -> None:
+        for ordinal, source, host in self._tensors:
+            stream = self._copier.stream(source.device)
+            stream.wait_event(events[source.device])
+            with cuda().stream(stream), _pinned(host):
+                if dim is None:
+                    host.copy_(source)
+                else:
+                    cut(host, dim, *slices[ordinal]).copy_(cut(source, dim, *slices[ordinal]))
+
+    def _show(self, publication: Publication, index: int, events: Events) -> None:
+        try:
+            self._copy(events, publication.handle.chunk_dim, publication.handle.chunk_slices(index))
             publication.ready(index)
-        except Exception as error:  # whatever the driver says; the consumer is to know
+        except Exception as error:  # the consumer is to know
+            failed = _failed(error)
             with contextlib.suppress(Exception):
-                publication.fail("internal", "tensor.staging", f"{type(error).__name__}: {error}")
+                publication.fail(failed.error_class, failed.reason, failed.message)
         self._shown += 1
         if self._shown == self._chunks:
             self._tensors.clear()  # the producer's memory is its own again
+
+
+def _failed(error: Exception) -> Internal:
+    return Internal(f"{type(error).__name__}: {printable(error)}", reason="tensor.staging")
 
 
 @contextlib.contextmanager

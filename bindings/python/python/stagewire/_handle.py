@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any, Self
 
-from ._native import Handle, Publication
+from . import _arguments
+from ._native import Handle
 from ._tensor_header import encode_header
-from .errors import Deadline, Invalid, StagewireError, Unsupported
+from .errors import Conflict, Deadline, Invalid, StagewireError, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from ._mooncake_publication import Placing
+    from ._native import Publication
+
+
+@contextlib.contextmanager
+def naming(request: str, stage: str, chunk: str = "") -> Iterator[None]:
+    """Errors say whose payload it is, where they do not yet."""
+    try:
+        yield
+    except StagewireError as error:
+        if error.message.startswith("request "):
+            raise
+        where = f'request "{request}", stage {stage}{chunk and f", chunk {chunk}"}'
+        details = {"request": request, "stage": stage, **error.details}
+        raise type(error)(f"{where}: {error.message}", reason=error.reason, details=details) from error.__cause__
 
 
 class Described:
@@ -34,11 +52,19 @@ class Described:
             Unsupported: They are of another version.
             Corrupt: They are truncated or damaged.
         """
-        return cls(Handle.from_bytes(bytes(data)))
+        return cls(Handle.from_bytes(_arguments.data("handle", data)))
 
     def to_bytes(self) -> bytes:
-        """The handle as bytes: versioned, with a checksum; no pickle."""
-        return self._native.to_bytes()
+        """The handle as bytes: versioned, with a checksum; no pickle.
+
+        Of a payload on its way into Mooncake Store that is possible once it is there: waited for by the blocking
+        connector, refused by that for asyncio before `wait` is over.
+
+        Raises:
+            StagewireError: What publishing into Mooncake Store failed with.
+            Conflict: It is not over.
+        """
+        return self.native().to_bytes()
 
     @property
     def payload_id(self) -> str:
@@ -140,12 +166,29 @@ class Published(Described):
     def __init__(
         self,
         native: Handle,
-        publication: Publication | None = None,
+        publication: Publication | Placing | None = None,
         release: Callable[[Handle], bool] | None = None,
     ) -> None:
         super().__init__(native)
         self._publication = publication
         self._release = release
+
+    def native(self) -> Handle:
+        """It, once it says where the payload is."""
+        placing = self._publication
+        if placing is None or not hasattr(placing, "placed"):
+            return self._native
+        self._arrive()
+        return placing.placed
+
+    def _arrive(self) -> None:
+        """Sees to it that publishing is over."""
+        if not self.done():
+            raise Conflict(
+                f"request {self.request_id!r}: the payload is on its way into Mooncake Store, and nobody can be told "
+                "yet where it is: await wait() first",
+                reason="publish.under_way",
+            )
 
     @property
     def mode(self) -> str:
@@ -175,7 +218,7 @@ class Published(Described):
             return False
         return self._publication.cancel() or self._release(self._native)
 
-    def _mine(self) -> Publication:
+    def _mine(self) -> Publication | Placing:
         if self._publication is None:
             raise Unsupported(
                 f"payload {self.payload_id} was published by another handle: only its producer can wait for its end",
@@ -187,6 +230,15 @@ class Published(Described):
         return Deadline(
             f"request {self.request_id!r}: publishing is not over after {timeout} s", reason="publish.deadline"
         )
+
+
+def limit(timeout: float | None) -> float | None:
+    """How long somebody waits; None is without limit.
+
+    Raises:
+        Invalid: It is no number of seconds.
+    """
+    return None if timeout is None else _arguments.seconds("timeout", timeout)
 
 
 class StageHandle(Published):
@@ -214,7 +266,12 @@ class StageHandle(Published):
             StagewireError: What publishing failed with.
             Cancelled: It was cancelled.
         """
-        return self._publication is None or self._publication.wait_settled(timeout)
+        within = limit(timeout)
+        with naming(self.request_id, self.stage):
+            return self._publication is None or self._publication.wait_settled(within)
+
+    def _arrive(self) -> None:
+        self.wait()
 
     def exception(self, timeout: float | None = None) -> StagewireError | None:
         """At the producer: waits as `wait` does and returns what publishing failed with; None where it did not.
@@ -222,8 +279,9 @@ class StageHandle(Published):
         Raises:
             Deadline: It is not over in time.
         """
+        within = limit(timeout)
         try:
-            in_time = self.wait(timeout)
+            in_time = self.wait(within)
         except StagewireError as error:
             return error
         if not in_time:
@@ -244,7 +302,7 @@ class StageHandle(Published):
         Raises:
             Unsupported: This handle came from another process.
         """
-        return self._mine().wait_released(timeout)
+        return self._mine().wait_released(limit(timeout))
 
     def wait_unread(self, timeout: float | None = None) -> bool:
         """At the producer: waits until nobody reads the payload's memory any more, so that it may be written again.
@@ -252,4 +310,4 @@ class StageHandle(Published):
         That is later than `wait_released` where consumers keep views of the memory itself. Arguments, result and errors
         are the same.
         """
-        return self._mine().wait_unread(timeout)
+        return self._mine().wait_unread(limit(timeout))

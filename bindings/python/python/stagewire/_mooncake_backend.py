@@ -10,25 +10,26 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
-import os
 import threading
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from ._handle import StageHandle
+from ._handle import naming
+from ._mooncake_client import Until
 from ._mooncake_objects import Placed
+from ._mooncake_publication import Placing, Work
 from ._native import describe_payload, parse_lease, payload_runs, place_payload
-from ._payload import to_json
-from .errors import Conflict, NotFound, StagewireError, Unsupported
+from .errors import Conflict, Corrupt, NotFound, StagewireError, Unsupported
 from .mooncake_store import Claim, MooncakeStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ._bundle import Imported
+    from ._device import Staging
     from ._native import Handle, Tensor
-    from ._payload import StagePayload
+    from ._order import Order
 
 TRANSPORT = "mooncake-store"
 """Name of the place in a handle."""
@@ -54,34 +55,38 @@ class Backend:
         self._deadline = deadline
         self._store = MooncakeStore(**options, deadline=deadline)
         self._mine: dict[str, Placed] = {}
-        self._under_way: list[_Publication] = []
+        self._under_way: list[Placing] = []
         self._lock = threading.Lock()
         self._expiries = _Expiries(self._remove)
 
-    def publish(self, payload: StagePayload, imported: Imported, expires: float | None, *, auto: bool) -> PlacedHandle:
+    def publish(self, order: Order, imported: Imported, staging: Staging, *, auto: bool) -> Placing:
         """Begins to write a payload."""
-        lease, seconds = parse_lease(payload.lease_text())
+        lease, seconds = parse_lease(order.lease)
         payload_id = str(uuid.uuid4())
         handle = describe_payload(
             payload_id,
-            payload.request_id,
+            order.request_id,
             self._role,
-            payload.kind,
+            order.kind,
             imported.entries,
-            to_json(payload.metadata),
-            payload.chunking(),
+            order.metadata,
+            order.chunking,
         )
         if seconds is None and lease == "delete_on_consume":
             seconds = _EXPIRES
-        times = [one for one in (seconds, expires) if one is not None]
+        times = [one for one in (seconds, order.expires) if one is not None]
         sources = [
             (tensor, run)
             for chunk in range(handle.num_chunks)
             for tensor, run in zip(imported.tensors(), payload_runs(handle, chunk), strict=True)
         ]
+        if staging:
+            staging.begin(handle.num_chunks)
 
-        def put() -> Handle:
-            placed = self._store._put(sources, payload_id, time.monotonic() + self._deadline, pinned=lease != "cached")
+        def put(until: Until) -> Handle:
+            if staging:
+                staging.fill()
+            placed = self._store._put(sources, payload_id, until, pinned=lease != "cached")
             end = min(times) if times else None
             place = {
                 "version": _VERSION,
@@ -96,11 +101,11 @@ class Backend:
                 self._expiries.add(time.monotonic() + end, payload_id)
             return place_payload(handle, TRANSPORT, json.dumps(place).encode())
 
-        publication: Any = _Publication(handle, put, lambda: self._remove(payload_id), auto=auto)
+        placing = Placing(handle, put, self._deadline, lambda: self._remove(payload_id), auto=auto)
         with self._lock:
             self._under_way = [earlier for earlier in self._under_way if not earlier.settled]
-            self._under_way.append(publication)
-        return PlacedHandle(handle, publication, lambda handle: self._remove(handle.payload_id))
+            self._under_way.append(placing)
+        return placing
 
     def consumer(self, handle: Handle, place: bytes, destinations: list[Tensor], within: float) -> Reading:
         """What reads a payload into the caller's tensors, chunk after chunk.
@@ -109,14 +114,7 @@ class Backend:
             Unsupported: The handle is of another version.
             NotFound: The payload's time is over.
         """
-        said = json.loads(place)
-        if said.get("version") != _VERSION:
-            raise Unsupported(
-                f"payload {handle.payload_id} was placed by version {said.get('version')}, this build reads "
-                f"{_VERSION}: install the same version of Stagewire on all hosts",
-                reason="handle.version",
-            )
-        placed = Placed.from_bytes(bytes.fromhex(said["placed"]))
+        said, placed = _read(handle, place)
         if said["expires"] is not None and time.time() > said["expires"]:
             with contextlib.suppress(StagewireError):
                 self._store.remove(placed, deadline=within)
@@ -140,6 +138,10 @@ class Backend:
         """Removes what this process published. Whether it was there."""
         return self._remove(payload_id)
 
+    def discard(self, handle: Handle, place: bytes) -> None:
+        """Removes what anybody published."""
+        self._store.remove(_read(handle, place)[1])
+
     def _remove(self, payload_id: str) -> bool:
         with self._lock:
             placed = self._mine.pop(payload_id, None)
@@ -155,6 +157,30 @@ class Backend:
                 publication.wait_settled(max(0.0, until - time.monotonic()))
         self._expiries.close()
         self._store.close()
+
+
+def _read(handle: Handle, place: bytes) -> tuple[dict[str, Any], Placed]:
+    """What a handle says of its place.
+
+    Raises:
+        Unsupported: It is of another version.
+        Corrupt: It is damaged.
+    """
+    try:
+        said = json.loads(place)
+        version, lease, expires = said["version"], said["lease"], said["expires"]
+        placed = bytes.fromhex(said["placed"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(
+            f"payload {handle.payload_id}: its handle does not say where it is: {error!r}", reason="handle.malformed"
+        ) from None
+    if version != _VERSION:
+        raise Unsupported(
+            f"payload {handle.payload_id} was placed by version {version}, this build reads {_VERSION}: install the "
+            "same version of Stagewire on all hosts",
+            reason="handle.version",
+        )
+    return {"lease": lease, "expires": expires}, Placed.from_bytes(placed)
 
 
 class Reading:
@@ -179,35 +205,66 @@ class Reading:
         self._claim: Claim | None = None
         self._next = 0
         self._closed = False
+        self._until = Until(0)
+        self._one_at_a_time = threading.Lock()
 
     def next(self) -> list[Tensor] | None:
         """Reads the next chunk; None after the last one, when the payload is removed if it was to be."""
-        self._open()
-        if self._next == self._handle.num_chunks:
-            self._acknowledge()
-            return None
-        self._read(self._next, self._next + 1)
-        self._next += 1
-        return self._destinations
+        with self._turn(self._next):
+            if self._next == self._handle.num_chunks:
+                self._acknowledge()
+                return None
+            self._read(self._next, self._next + 1)
+            self._next += 1
+            return self._destinations
+
+    def start_next(self) -> Work:
+        return Work(self.next, self._stop)
 
     def fetch(self) -> list[Tensor]:
         """Reads all of it."""
-        self._open()
-        self._read(0, self._handle.num_chunks)
-        self._acknowledge()
-        return self._destinations
+        with self._turn(0):
+            self._read(0, self._handle.num_chunks)
+            self._acknowledge()
+            return self._destinations
+
+    def start_fetch(self) -> Work:
+        return Work(self.fetch, self._stop)
 
     def close(self) -> None:
-        self._closed = True
-        claim, self._claim = self._claim, None
+        """Gives it up. Nothing is written into the destinations any more when this returns."""
+        self._stop()
+        with self._one_at_a_time:
+            claim, self._claim = self._claim, None
         if claim is not None:
             claim.release()
 
-    def _open(self) -> None:
-        if self._closed:
-            raise Conflict("this reader is closed: call consume again", reason="consume.closed")
-        if self._exclusive and self._claim is None:
-            self._claim = self._store.claim(self._placed, deadline=self._within)
+    def start_close(self) -> Work:
+        return Work(self.close, lambda: None)
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._until.stop()
+
+    @contextlib.contextmanager
+    def _turn(self, chunk: int) -> Iterator[None]:
+        handle = self._handle
+        where = f"{chunk} of {handle.num_chunks}" if chunk < handle.num_chunks else ""
+        with naming(handle.request_id, handle.stage, where):
+            if not self._one_at_a_time.acquire(blocking=False):
+                raise Conflict(
+                    "another thread is reading this payload through the same iterator: call consume again",
+                    reason="consume.busy",
+                )
+            try:
+                self._until = Until(self._within)
+                if self._closed:
+                    raise Conflict("this reader is closed: call consume again", reason="consume.closed")
+                if self._exclusive and self._claim is None:
+                    self._claim = self._store._claim(self._placed, self._until)
+                yield
+            finally:
+                self._one_at_a_time.release()
 
     def _read(self, first: int, end: int) -> None:
         count = len(self._destinations)
@@ -218,121 +275,18 @@ class Reading:
                 zip(self._destinations, payload_runs(self._handle, chunk), strict=True)
             )
         ]
-        self._store._reads.parts(self._placed, wanted, time.monotonic() + self._within)
+        self._store._reads.parts(self._placed, wanted, self._until)
 
     def _acknowledge(self) -> None:
-        if self._exclusive:
+        claim, self._claim = self._claim, None
+        if claim is None:
+            return
+        try:
+            # The claim goes with it.
             self._store.remove(self._placed, deadline=self._within)
-
-
-class PlacedHandle(StageHandle):
-    """The producer's handle of a payload on its way into the store."""
-
-    __slots__ = ()
-
-    def native(self) -> Handle:
-        self.wait()
-        return self._mine().handle
-
-    def to_bytes(self) -> bytes:
-        """The handle as bytes: versioned, with a checksum; no pickle. Waits until the payload is in the store.
-
-        Raises:
-            StagewireError: What publishing failed with.
-        """
-        return self.native().to_bytes()
-
-
-class _Publication:
-    """A payload on its way into the store, as `_native.Publication` is one."""
-
-    def __init__(self, handle: Handle, put: Callable[[], Handle], remove: Callable[[], object], *, auto: bool) -> None:
-        self.handle = handle
-        self.mode = ("store", "consumer_unknown" if auto else "requested")
-        self._over = threading.Event()
-        self._pending = _Pending(self._over)
-        self._cancelled = False
-        self._error: StagewireError | None = None
-
-        def run() -> None:
-            try:
-                self.handle = put()
-            except StagewireError as error:
-                self._error = error
-            finally:
-                self._over.set()
-                self._pending.wake()
-            if self._cancelled:
-                # Too late to stop it, and nobody else knows of it.
-                with contextlib.suppress(StagewireError):
-                    remove()
-
-        threading.Thread(target=run, name="sw-mooncake-put", daemon=True).start()
-
-    @property
-    def settled(self) -> bool:
-        return self._over.is_set()
-
-    def wait_settled(self, timeout: float | None = None) -> bool:
-        if not self._over.wait(timeout):
-            return False
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def settling(self) -> _Pending:
-        return self._pending
-
-    def cancel(self) -> bool:
-        self._cancelled = True
-        return not self._over.is_set()
-
-    def wait_released(self, timeout: float | None = None) -> bool:
-        # This process need not keep it once the store has it.
-        return self._over.wait(timeout)
-
-    def released(self) -> _Pending:
-        return self._pending
-
-    def wait_unread(self, timeout: float | None = None) -> bool:
-        # Consumers read the store's memory.
-        return self._over.wait(timeout)
-
-    def unread(self) -> _Pending:
-        return self._pending
-
-    def close(self) -> None:
-        """Nothing: it goes on by itself."""
-
-
-class _Pending:
-    """What asyncio waits for, as `_native.Pending` is one."""
-
-    def __init__(self, over: threading.Event) -> None:
-        self._over = over
-        self._ready = os.eventfd(0)
-
-    def wake(self) -> None:
-        os.eventfd_write(self._ready, 1)
-
-    def fileno(self) -> int:
-        return self._ready
-
-    def done(self) -> bool:
-        return self._over.is_set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._over.wait(timeout)
-
-    def take(self) -> None:
-        """Nothing comes out."""
-
-    def cancel(self) -> None:
-        """Nothing: others may wait for it, too."""
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self._ready)
+        except BaseException:
+            claim.release()
+            raise
 
 
 class _Expiries:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .errors import Cancelled, Conflict, Deadline, Exhausted, Internal, Invalid, NotFound, Unavailable, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .errors import StagewireError
 
@@ -44,6 +44,73 @@ _MOST_THREADS = 8
 
 _LOCAL_BUFFER = 16 << 20
 """What the wheel copies through for calls that this package does not use; it wants some all the same."""
+
+
+class Until:
+    """When a caller stops waiting: at a time, or when it is told to by another thread."""
+
+    def __init__(self, within: float) -> None:
+        self._at = time.monotonic() + within
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._wake: list[Callable[[], object]] = []
+        self._calls = 0
+        self._idle: list[Callable[[], object]] = []
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to."""
+        return self._stopped.is_set()
+
+    def left(self) -> float:
+        """Seconds that it still waits; 0 where the time is over."""
+        return 0.0 if self.stopped else max(0.0, self._at - time.monotonic())
+
+    def pause(self, seconds: float) -> None:
+        """Sleeps, unless it is told to stop."""
+        self._stopped.wait(seconds)
+
+    def stop(self) -> None:
+        """Tells it to."""
+        with self._lock:
+            self._stopped.set()
+            wake = list(self._wake)
+        for one in wake:
+            one()
+
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Has `wake` called when it is told to stop meanwhile."""
+        with self._lock:
+            self._wake.append(wake)
+        try:
+            if self.stopped:
+                wake()
+            yield
+        finally:
+            with self._lock:
+                self._wake.remove(wake)
+
+    def begin(self) -> None:
+        """A call begins that may outlast the waiting."""
+        with self._lock:
+            self._calls += 1
+
+    def end(self) -> None:
+        """It has ended, and touches nothing any more."""
+        with self._lock:
+            self._calls -= 1
+            idle, self._idle = (self._idle, []) if self._calls == 0 else ([], self._idle)
+        for one in idle:
+            one()
+
+    def when_idle(self, then: Callable[[], object]) -> None:
+        """Calls `then` once every call has ended."""
+        with self._lock:
+            if self._calls > 0:
+                self._idle.append(then)
+                return
+        then()
 
 
 class Client:
@@ -87,29 +154,28 @@ class Client:
         self._end = weakref.finalize(self, self._state.close, 5.0)
 
     def call(
-        self, what: str, until: float, function: Callable[[Any], T], undo: Callable[[Any], object] | None = None
+        self, what: str, until: Until, function: Callable[[Any], T], undo: Callable[[Any], object] | None = None
     ) -> T:
         """Runs `function` with the client object on a thread, and waits for it.
 
         Args:
             what: What it does, for errors.
-            until: When to wait no longer, by `time.monotonic`. The call itself goes on, and `function` keeps what it
-                refers to until then.
+            until: When to wait no longer. The call itself goes on, and `function` keeps what it refers to meanwhile.
             function: Called with the wheel's object, which it must not keep.
             undo: Called after it, where the caller has stopped waiting.
 
         Raises:
-            Cancelled: The client is closed.
+            Cancelled: The client is closed, or `until` was told to stop.
             Deadline: It takes longer.
         """
         what = f"{what} at {self.master}"
-        value: T = self._state.call(what, function, undo).wait(until, what)
+        value: T = self._state.call(what, function, undo, until).wait(until, what)
         return value
 
     def later(self, function: Callable[[Any], object]) -> None:
         """Runs `function` with the client object, and waits for nothing. Not at all, where the client is closed."""
         with contextlib.suppress(Cancelled):
-            self._state.call("", function, None)
+            self._state.call("", function, None, Until(0))
 
     @property
     def running(self) -> int:
@@ -136,15 +202,19 @@ class _State:
         self._idle = 0
         self._threads: list[threading.Thread] = []
 
-    def call(self, what: str, function: Callable[[Any], Any], undo: Callable[[Any], object] | None) -> _Job:
+    def call(
+        self, what: str, function: Callable[[Any], Any], undo: Callable[[Any], object] | None, until: Until
+    ) -> _Job:
         """Begins a call, before whose end the object is not closed."""
         with self._lock:
             if self._closing:
                 raise Cancelled(f"{what}: the client is closed; make a new one", reason="mooncake_store.closed")
             self.running += 1
             store = self._store
+        until.begin()
 
         def leave() -> None:
+            until.end()
             with self._lock:
                 self.running -= 1
             self._close_if_idle()
@@ -212,6 +282,7 @@ class _Job:
         self._lock = threading.Lock()
         self._ended = False
         self._abandoned = False
+        self._stopped = False
         # A lock is the cheapest thing to wait for.
         self._waiting = threading.Lock()
         self._waiting.acquire()
@@ -235,15 +306,19 @@ class _Job:
         finally:
             self._undo = None
             self._leave()
-            self._waiting.release()
+            if not self._stopped:
+                self._waiting.release()
 
-    def wait(self, until: float, what: str) -> Any:
+    def wait(self, until: Until, what: str) -> Any:
         begun = time.monotonic()
         try:
-            done = self._waiting.acquire(timeout=max(0.0, min(until - begun, threading.TIMEOUT_MAX)))
+            with until.waking(self._stop):
+                done = self._waiting.acquire(timeout=min(until.left(), threading.TIMEOUT_MAX))
         except BaseException:
             self._abandon()
             raise
+        if self._stopped:
+            raise Cancelled(f"{what} was given up; it goes on without its caller", reason="operation.cancelled")
         if not done and self._abandon():
             waited = time.monotonic() - begun
             raise Deadline(
@@ -255,10 +330,18 @@ class _Job:
             raise self._error
         return self._value
 
+    def _stop(self) -> None:
+        """Has the caller stop waiting, unless it has ended."""
+        with self._lock:
+            if self._ended or self._abandoned:
+                return
+            self._abandoned = self._stopped = True
+        self._waiting.release()
+
     def _abandon(self) -> bool:
         """Stops waiting, unless it has ended meanwhile."""
         with self._lock:
-            self._abandoned = not self._ended
+            self._abandoned = self._abandoned or not self._ended
             return self._abandoned
 
 

@@ -37,7 +37,7 @@ def whole(nbytes: int) -> Run:
 def digest(data: bytes | bytearray | memoryview) -> bytes:
     """xxh3-128."""
     tensor = Tensor.from_buffer(data)
-    return run_digest(tensor, whole(tensor.nbytes), 0, tensor.nbytes)
+    return run_digest((tensor, whole(tensor.nbytes), 0, tensor.nbytes))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,10 +88,9 @@ class Layout:
         """Key of a block."""
         return f"{self.header_key}/{self.generation.hex}/{block.number}"
 
-    @property
-    def claim_key(self) -> str:
-        """Key that the one reader of a payload keeps others out with."""
-        return f"{self.header_key}/{self.generation.hex}/reader"
+    def claim_key(self, number: int) -> str:
+        """Key that the one reader of a payload keeps others out with; each successor has the next number."""
+        return f"{self.header_key}/{self.generation.hex}/reader/{number}"
 
     @property
     def header_bytes(self) -> int:

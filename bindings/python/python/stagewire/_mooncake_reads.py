@@ -10,19 +10,18 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-import time
 from typing import TYPE_CHECKING, Any
 
 from ._mooncake_client import LEASE_EXPIRED, NOT_FOUND, failure
 from ._mooncake_objects import Block, Layout, Placed, Run
 from ._mooncake_writes import groups
-from ._native import Segments, Tensor, run_digest, run_scatter
+from ._native import Pending, Segments, Tensor, run_digest, run_scatter
 from .errors import Cancelled, Corrupt, Deadline, StagewireError, Unavailable
 
 if TYPE_CHECKING:
     import uuid
 
-    from ._mooncake_client import Client
+    from ._mooncake_client import Client, Until
     from ._mooncake_staging import Staging
 
 Wanted = tuple[int, Tensor, Run]
@@ -49,20 +48,25 @@ class Reads:
             segments.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def header(self, payload_id: uuid.UUID, until: float) -> Placed:
+    def header(self, payload_id: uuid.UUID, until: Until) -> Placed:
         what = f"looking for payload {payload_id} in Mooncake Store"
-        staged = self._staging.take(until)
         key = Layout(payload_id, payload_id, self._staging.nbytes, ()).header_key
+        found = self.small(what, key, until)
+        if isinstance(found, int):
+            raise failure(found, what, {"payload": str(payload_id)})
+        return Placed.from_bytes(found)
+
+    def small(self, what: str, key: str, until: Until) -> bytes | int:
+        """The bytes of an object that fits into a staging buffer, or the negative number that says why not."""
+        staged = self._staging.take(until)
 
         def read(store: Any) -> int:
             return int(store.get_into(key, staged.tensor.data_ptr, staged.tensor.nbytes))
 
         code = self._client.call(what, until, read)
-        if code < 0:
-            raise failure(code, what, {"payload": str(payload_id)})
-        return Placed.from_bytes(staged.tensor.tobytes()[:code])
+        return code if code < 0 else staged.memory[:code]
 
-    def parts(self, placed: Placed, wanted: list[Wanted], until: float) -> None:
+    def parts(self, placed: Placed, wanted: list[Wanted], until: Until) -> None:
         """Reads parts to where they are wanted, and verifies them."""
         where = {part: (tensor, run) for part, tensor, run in wanted}
         blocks = [block for block in placed.layout.blocks() if block.part in where]
@@ -74,7 +78,7 @@ class Reads:
                 self._pull(placed, group.blocks, replicas, where, until)
             self._bytes += group.nbytes
 
-    def _replicas(self, placed: Placed, blocks: list[Block], until: float) -> list[list[tuple[str, int]]] | None:
+    def _replicas(self, placed: Placed, blocks: list[Block], until: Until) -> list[list[tuple[str, int]]] | None:
         """Segment and address of each copy of each block; None where one has no copy in memory."""
         if self._segments is None:
             return None
@@ -107,7 +111,7 @@ class Reads:
         blocks: list[Block],
         replicas: list[list[tuple[str, int]]],
         where: dict[int, tuple[Tensor, Run]],
-        until: float,
+        until: Until,
     ) -> None:
         segments = self._segments
         if segments is None:
@@ -115,12 +119,14 @@ class Reads:
         copies = min(map(len, replicas))
         for copy in range(copies):
             jobs = [
-                (*places[copy], *where[block.part], block.start, block.nbytes)
+                (*places[copy], (*where[block.part], block.start, block.nbytes))
                 for block, places in zip(blocks, replicas, strict=True)
             ]
             try:
-                segments.pull(jobs, max(0.0, until - time.monotonic()))
+                _finish(segments.pull(jobs, until.left()), until)
                 break
+            except Cancelled:
+                raise
             except Deadline as error:
                 raise Deadline(
                     f"payload {placed.payload_id} cannot be read in time from the process that lends its memory: "
@@ -138,12 +144,12 @@ class Reads:
                     ) from error
         for block in blocks:
             tensor, run = where[block.part]
-            found = run_digest(tensor, run, block.start, block.nbytes)
+            found = run_digest((tensor, run, block.start, block.nbytes))
             if found != placed.digests[block.number]:
                 raise self._other_bytes(placed, block, found, until)
 
     def _staged_read(
-        self, placed: Placed, blocks: list[Block], where: dict[int, tuple[Tensor, Run]], until: float
+        self, placed: Placed, blocks: list[Block], where: dict[int, tuple[Tensor, Run]], until: Until
     ) -> None:
         what = f"reading payload {placed.payload_id} from Mooncake Store"
         staged = self._staging.take(until)
@@ -162,13 +168,13 @@ class Reads:
             # A lease that ended too early says nothing about the bytes. Their digest does.
             if code not in (block.nbytes, LEASE_EXPIRED):
                 raise failure(min(code, -1), what, {"payload": placed.payload_id})
-            found = run_digest(staged.tensor, (place, block.nbytes, 1, block.nbytes), 0, block.nbytes)
+            found = run_digest((staged.tensor, (place, block.nbytes, 1, block.nbytes), 0, block.nbytes))
             if found != placed.digests[block.number]:
                 raise self._other_bytes(placed, block, found, until)
-            run_scatter(*where[block.part], block.start, block.nbytes, staged.tensor, place)
+            run_scatter((*where[block.part], block.start, block.nbytes), staged.tensor, place)
             self._staged += block.nbytes
 
-    def _other_bytes(self, placed: Placed, block: Block, found: bytes, until: float) -> StagewireError:
+    def _other_bytes(self, placed: Placed, block: Block, found: bytes, until: Until) -> StagewireError:
         """Why other bytes came than were written: mostly, because the object was removed meanwhile."""
         what = f"reading payload {placed.payload_id} from Mooncake Store"
         details = {"payload": placed.payload_id, "part": str(block.part), "block": str(block.number)}
@@ -183,3 +189,15 @@ class Reads:
             reason="payload.digest",
             details={**details, "found": found.hex(), "expected": expected.hex()},
         )
+
+
+def _finish(pending: Pending, until: Until) -> None:
+    """Waits for a read. It writes nothing any more when this has returned, or raised."""
+    try:
+        with until.waking(pending.cancel):
+            pending.wait()
+    except BaseException:
+        pending.cancel()
+        pending.wait()
+        raise
+    pending.take()

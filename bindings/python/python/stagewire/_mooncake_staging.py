@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import mmap
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from ._native import Tensor
-from .errors import Deadline
+from .errors import Cancelled, Deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ._mooncake_client import Until
 
 _MOST = 4
 
@@ -27,27 +28,32 @@ class Staging:
     def __init__(self, nbytes: int, prepare: Callable[[int, int], None] | None = None) -> None:
         self.nbytes = nbytes
         self._prepare = prepare
-        self._free: list[Tensor] = []
+        self._free: list[tuple[mmap.mmap, Tensor]] = []
         self._made = 0
         self._changed = threading.Condition()
 
-    def take(self, until: float) -> Staged:
+    def take(self, until: Until) -> Staged:
         """One that nobody uses. It is free again when the last reference to it is gone.
 
         Raises:
             Deadline: All are in use until then.
+            Cancelled: It was told to stop.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._free or self._made < _MOST, max(0.0, until - time.monotonic())):
+        with until.waking(self._wake), self._changed:
+            free = self._changed.wait_for(lambda: self._free or self._made < _MOST or until.stopped, until.left())
+            if until.stopped:
+                raise Cancelled("waiting for a staging buffer was given up", reason="operation.cancelled")
+            if not free:
                 raise Deadline(
                     f"all {_MOST} staging buffers of {self.nbytes} bytes are in use by calls that have not ended",
                     reason="mooncake_store.deadline",
                 )
             if self._free:
-                return Staged(self, self._free.pop())
+                return Staged(self, *self._free.pop())
             self._made += 1
         try:
-            tensor = Tensor.from_buffer(mmap.mmap(-1, self.nbytes))
+            memory = mmap.mmap(-1, self.nbytes)
+            tensor = Tensor.from_buffer(memory)
             if self._prepare is not None:
                 self._prepare(tensor.data_ptr, tensor.nbytes)
         except BaseException:
@@ -55,22 +61,27 @@ class Staging:
                 self._made -= 1
                 self._changed.notify()
             raise
-        return Staged(self, tensor)
+        return Staged(self, memory, tensor)
 
-    def _give_back(self, tensor: Tensor) -> None:
+    def _wake(self) -> None:
         with self._changed:
-            self._free.append(tensor)
+            self._changed.notify_all()
+
+    def _give_back(self, memory: mmap.mmap, tensor: Tensor) -> None:
+        with self._changed:
+            self._free.append((memory, tensor))
             self._changed.notify()
 
 
 class Staged:
     """A buffer in use, for as long as this is referred to: also by a call that nobody waits for any more."""
 
-    __slots__ = ("_staging", "tensor")
+    __slots__ = ("_staging", "memory", "tensor")
 
-    def __init__(self, staging: Staging, tensor: Tensor) -> None:
+    def __init__(self, staging: Staging, memory: mmap.mmap, tensor: Tensor) -> None:
         self._staging = staging
+        self.memory = memory
         self.tensor = tensor
 
     def __del__(self) -> None:
-        self._staging._give_back(self.tensor)
+        self._staging._give_back(self.memory, self.tensor)

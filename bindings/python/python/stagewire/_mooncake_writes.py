@@ -13,7 +13,7 @@ from ._native import Tensor, run_digest, run_gather, run_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ._mooncake_client import Client
+    from ._mooncake_client import Client, Until
     from ._mooncake_staging import Staging
 
 Source = tuple[Tensor, Run]
@@ -59,7 +59,7 @@ class Writes:
     def stats(self) -> dict[str, int]:
         return {"written_bytes": self._bytes, "write_staged_bytes": self._staged}
 
-    def reserve(self, layout: Layout, until: float, *, pinned: bool = True) -> int:
+    def reserve(self, layout: Layout, until: Until, *, pinned: bool = True) -> int:
         """Begins all objects of a payload, or none. 0, or the number that says why not."""
         keys = [layout.header_key, *map(layout.key, layout.blocks())]
         sizes = [layout.header_bytes, *(block.nbytes for block in layout.blocks())]
@@ -83,7 +83,7 @@ class Writes:
 
         return self._client.call(what, until, start, undo)
 
-    def write(self, layout: Layout, sources: list[Source], until: float) -> Placed:
+    def write(self, layout: Layout, sources: list[Source], until: Until) -> Placed:
         """Fills and finishes a payload that was begun, or abandons it."""
         try:
             return self._write(layout, sources, until)
@@ -91,7 +91,7 @@ class Writes:
             self.abandon(layout)
             raise
 
-    def _write(self, layout: Layout, sources: list[Source], until: float) -> Placed:
+    def _write(self, layout: Layout, sources: list[Source], until: Until) -> Placed:
         digests: list[bytes] = []
         for group in groups(layout.blocks(), self._staging.nbytes):
             digests += self._fill(layout, group, sources, until)
@@ -111,7 +111,7 @@ class Writes:
         self._bytes += layout.nbytes
         return placed
 
-    def _fill(self, layout: Layout, group: _Group, sources: list[Source], until: float) -> list[bytes]:
+    def _fill(self, layout: Layout, group: _Group, sources: list[Source], until: Until) -> list[bytes]:
         """Writes blocks into their objects; their digests."""
         keys = [layout.key(block) for block in group.blocks]
         sizes = [block.nbytes for block in group.blocks]
@@ -124,14 +124,14 @@ class Writes:
         for block, direct in zip(group.blocks, rows, strict=True):
             tensor, run = sources[block.part]
             if direct is None and staged is not None:
-                run_gather(tensor, run, block.start, block.nbytes, staged.tensor, at)
+                run_gather((tensor, run, block.start, block.nbytes), staged.tensor, at)
                 tensor, run = staged.tensor, (at, block.nbytes, 1, block.nbytes)
                 direct = [(at, block.nbytes)]
-                digests.append(run_digest(tensor, run, 0, block.nbytes))
+                digests.append(run_digest((tensor, run, 0, block.nbytes)))
                 at += block.nbytes
                 self._staged += block.nbytes
             else:
-                digests.append(run_digest(tensor, run, block.start, block.nbytes))
+                digests.append(run_digest((tensor, run, block.start, block.nbytes)))
             pieces.append((tensor, direct or []))
         addresses = [[tensor.data_ptr + offset for offset, _ in rows] for tensor, rows in pieces]
         lengths = [[length for _, length in rows] for _, rows in pieces]
@@ -149,7 +149,7 @@ class Writes:
                 raise failure(min(code, -1), what, {"payload": str(layout.payload_id)})
         return digests
 
-    def abandon(self, layout: Layout, until: float | None = None) -> None:
+    def abandon(self, layout: Layout, until: Until | None = None) -> None:
         """Takes away whatever there is of a payload that was begun, and waits for that as long as it is told to."""
         undo = self._undo(layout)
         if until is None:
@@ -176,4 +176,4 @@ def _wide(run: Run) -> bool:
 
 
 def _rows(tensor: Tensor, run: Run, block: Block) -> list[tuple[int, int]]:
-    return run_rows(tensor, run, block.start, block.nbytes)
+    return run_rows((tensor, run, block.start, block.nbytes))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from . import _arguments
 from .errors import Invalid
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ ONE = "tensor"
 """The name in the bundle of what is published with ``tensor=``."""
 
 MAX_CHUNKS = 65_536
+
+MAX_DIM = 63
+"""More dimensions than any tensor of torch or NumPy has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,9 +47,10 @@ class Lease:
         Raises:
             Invalid: It is not more than 0 seconds.
         """
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not number or not 0 < seconds <= _arguments.LONGEST:
             raise Invalid(
-                f"{seconds!r} is no time to live: it must be more than 0 seconds",
+                f"{seconds!r} is no time to live: it must be more than 0 seconds, and at most {_arguments.LONGEST:g}",
                 reason="payload.lease",
                 details={"seconds": repr(seconds)},
             )
@@ -98,7 +102,16 @@ class StagePayload:
             raise Invalid(
                 f"request {self.request_id!r}: give tensor= or tensors=, not {given}", reason="payload.bundle"
             )
-        return {ONE: self.tensor} if self.tensors is None else self.tensors
+        if self.tensors is None:
+            return {ONE: self.tensor}
+        if not hasattr(self.tensors, "items"):
+            raise Invalid(
+                f"request {self.request_id!r}: a bundle is a mapping {{name: tensor | None | [tensor, ...]}}, not a "
+                f"{type(self.tensors).__name__}",
+                reason="payload.bundle",
+            )
+        # What its owner does with the mapping, or with a list in it, changes nothing from now on.
+        return {name: list(value) if isinstance(value, list | tuple) else value for name, value in self.tensors.items()}
 
     def chunking(self) -> tuple[int, int] | None:
         """Dimension and count, where it is cut.
@@ -106,15 +119,15 @@ class StagePayload:
         Raises:
             Invalid: No tensor can be cut like that.
         """
-        if not _is_int(self.num_chunks) or not 1 <= self.num_chunks <= MAX_CHUNKS:
-            raise self._wrong("num_chunks", self.num_chunks, f"it must be 1 to {MAX_CHUNKS}")
+        count = self._whole("num_chunks", MAX_CHUNKS, f"it must be 1 to {MAX_CHUNKS}")
+        if count == 0:
+            raise self._wrong("num_chunks", f"it must be 1 to {MAX_CHUNKS}")
         if self.chunk_dim is None:
-            if self.num_chunks != 1:
-                raise self._wrong("num_chunks", self.num_chunks, "without a chunk_dim it must be 1")
+            if count != 1:
+                raise self._wrong("num_chunks", "without a chunk_dim it must be 1")
             return None
-        if not _is_int(self.chunk_dim) or self.chunk_dim < 0:
-            raise self._wrong("chunk_dim", self.chunk_dim, "dimensions count from 0, outermost first")
-        return None if self.num_chunks == 1 else (self.chunk_dim, self.num_chunks)
+        dim = self._whole("chunk_dim", MAX_DIM, "dimensions count from 0, outermost first")
+        return None if count == 1 else (dim, count)
 
     def lease_text(self) -> str:
         """The lease as text.
@@ -122,25 +135,29 @@ class StagePayload:
         Raises:
             Invalid: It is neither a lease nor text.
         """
-        if not isinstance(self.lease, Lease | str):
+        known = self.lease.text if isinstance(self.lease, Lease) else self.lease
+        if not isinstance(known, str):
             raise Invalid(
                 f"request {self.request_id!r}: unknown lease {self.lease!r}; it is Lease.delete_on_consume, "
                 "Lease.ttl(seconds), Lease.pinned or Lease.cached",
                 reason="payload.lease",
                 details={"lease": repr(self.lease)},
             )
-        return str(self.lease)
+        return _arguments.text("lease", known)
 
-    def _wrong(self, what: str, found: Any, rule: str) -> Invalid:
+    def _whole(self, what: str, most: int, rule: str) -> int:
+        try:
+            return _arguments.whole(what, getattr(self, what), rule, most, reason="payload.chunks")
+        except Invalid:
+            raise self._wrong(what, rule) from None
+
+    def _wrong(self, what: str, rule: str) -> Invalid:
+        found = getattr(self, what)
         return Invalid(
             f"request {self.request_id!r}: {what} is {found!r}; {rule}",
             reason="payload.chunks",
             details={what: str(found)},
         )
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def to_json(metadata: Any) -> str:

@@ -7,13 +7,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import _arguments
 from .errors import Corrupt, Unavailable, Unsupported
 
 
 def find(run_dir: str | os.PathLike[str] | None = None) -> Path:
     """The argument, else ``STAGEWIRE_RUN_DIR``, else under ``XDG_RUNTIME_DIR``, else one under the temporary folder."""
     if run_dir is not None:
-        return Path(run_dir)
+        return _arguments.path("run_dir", run_dir)
     if named := os.environ.get("STAGEWIRE_RUN_DIR"):
         return Path(named)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):

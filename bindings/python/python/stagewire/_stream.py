@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from . import errors
+from . import _arguments, errors
 from ._handle import Published, StageHandle
-from .errors import Invalid
+from ._payload import MAX_CHUNKS
 
 if TYPE_CHECKING:
     from ._device import Staging
@@ -30,27 +31,32 @@ class Stream(Generic[H]):
             Invalid: There is no such chunk.
             Conflict: The payload has ended.
         """
-        if index < 0:
-            raise Invalid(f"chunk {index} does not exist: chunks count from 0", reason="payload.chunks")
+        number = _arguments.whole("chunk", index, "chunks count from 0", MAX_CHUNKS, reason="payload.chunks")
         if self._staging:
-            self._staging.ready(self._publication, index)
+            self._staging.ready(self._publication, number)
         else:
-            self._publication.ready(index)
+            self._publication.ready(number)
 
     def fail(self, reason: str | BaseException) -> None:
-        """Gives up: consumers get this reason instead of more chunks."""
+        """Gives up: consumers get this reason instead of more chunks. Nothing happens to a payload that has ended."""
         if isinstance(reason, errors.StagewireError):
-            self._publication.fail(reason.error_class, reason.reason, reason.message)
+            self._publication.fail(reason.error_class, reason.reason, _arguments.printable(reason))
         elif isinstance(reason, BaseException):
-            self._publication.fail("internal", "stage.exception", f"{type(reason).__name__}: {reason}")
+            said = f"{type(reason).__name__}: {_arguments.printable(reason)}"
+            self._publication.fail("internal", "stage.exception", said)
         else:
-            self._publication.fail("internal", "payload.failed", reason)
+            self._publication.fail("internal", "payload.failed", _arguments.text("reason", reason))
 
     def _leave(self, error: BaseException | None) -> None:
         if error is not None:
             self.fail(error)
-        if error is not None or not (self._publication.sealed or self._staging.is_complete):
-            self._publication.close()
+        elif not (self._publication.sealed or self._staging.is_complete):
+            self._publication.abandon()
+
+    def __del__(self) -> None:
+        # Nobody is left who could show the chunks that are missing; its handle may live on.
+        with contextlib.suppress(AttributeError, errors.StagewireError):
+            self._leave(None)
 
 
 class StreamingPublish(Stream[StageHandle]):

@@ -30,20 +30,21 @@ Needs one of Mooncake's wheels, such as ``mooncake-transfer-engine``; it is impo
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
+from . import _arguments
 from ._bundle import wrap
-from ._mooncake_client import BAD_ARGUMENTS, EXISTS, NO_ROOM, NOT_FOUND, Client, failure
+from ._mooncake_claim import Claim
+from ._mooncake_client import NO_ROOM, NOT_FOUND, Client, Until, failure
 from ._mooncake_objects import Layout, Placed, Run, whole
 from ._mooncake_reads import Reads
 from ._mooncake_staging import Staging
 from ._mooncake_writes import Writes
-from ._native import Tensor, parse_bytes
-from .errors import Conflict, Exhausted, Invalid, StagewireError
+from ._native import Tensor
+from .errors import Conflict, Deadline, Exhausted, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,8 +53,6 @@ __all__ = ["Claim", "Draft", "MooncakeStore", "Placed"]
 
 _PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
-# Seconds that giving a claim back may take.
-_RELEASE = 1.0
 
 
 class MooncakeStore:
@@ -91,13 +90,13 @@ class MooncakeStore:
     ) -> None:
         self.master = master
         self.deadline = deadline
-        self.block_bytes = parse_bytes(str(block_bytes))
+        self.block_bytes = _arguments.nbytes("block_bytes", block_bytes)
         if self.block_bytes < 4096:
             raise Invalid(f"block_bytes is {self.block_bytes}; it must be 4096 or more", reason="argument.bytes")
         self._client = Client(
             master,
             host=host,
-            segment_bytes=parse_bytes(str(segment_bytes)),
+            segment_bytes=_arguments.nbytes("segment_bytes", segment_bytes),
             protocol=protocol,
             devices=devices,
             within=start_deadline,
@@ -107,8 +106,8 @@ class MooncakeStore:
         def register(address: int, nbytes: int) -> None:
             """Other protocols move only what is registered; the caller's memory is not."""
             if not tcp:
-                what, until = "registering a staging buffer with Mooncake Store", time.monotonic() + self.deadline
-                code = self._client.call(what, until, lambda store: store.register_buffer(address, nbytes))
+                what = "registering a staging buffer with Mooncake Store"
+                code = self._client.call(what, self._until(None), lambda store: store.register_buffer(address, nbytes))
                 if code != 0:
                     raise failure(code, what, {"bytes": str(nbytes)})
 
@@ -135,7 +134,7 @@ class MooncakeStore:
         return self._put(sources, payload_id, self._until(deadline))
 
     def _put(
-        self, sources: list[tuple[Tensor, Run]], payload_id: str | None, until: float, *, pinned: bool = True
+        self, sources: list[tuple[Tensor, Run]], payload_id: str | None, until: Until, *, pinned: bool = True
     ) -> Placed:
         layout = self._reserve([run[1] * run[2] for _, run in sources], payload_id, until, pinned=pinned)
         draft = Draft(self, layout, sources)
@@ -159,7 +158,7 @@ class MooncakeStore:
         Raises:
             Conflict, Exhausted, Unavailable, Deadline: As `put`.
         """
-        layout = self._reserve(list(parts), payload_id, time.monotonic() + self.deadline, wait)
+        layout = self._reserve(list(parts), payload_id, self._until(None), _arguments.seconds("wait", wait))
         # A private mapping of no bytes is not allowed.
         memory = [Tensor.from_buffer(mmap.mmap(-1, nbytes) if nbytes else bytearray()) for nbytes in layout.parts]
         return Draft(self, layout, [(tensor, whole(tensor.nbytes)) for tensor in memory])
@@ -213,42 +212,37 @@ class MooncakeStore:
             Unavailable: The master cannot be reached.
             Deadline: It took longer.
         """
-        keys, what = placed.keys(), f"removing payload {placed.payload_id} from Mooncake Store"
-        codes = self._client.call(what, self._until(deadline), lambda store: list(store.batch_remove(keys, True)))
+        what = f"removing payload {placed.payload_id} from Mooncake Store"
+
+        def remove(store: Any) -> list[int]:
+            # Its claims go, too: mostly there is none, or one.
+            *codes, claim = store.batch_remove([*placed.keys(), placed.layout.claim_key(0)], True)
+            number = 1
+            while claim == 0:
+                (claim,) = store.batch_remove([placed.layout.claim_key(number)], True)
+                number += 1
+            return [int(code) for code in codes]
+
+        codes = self._client.call(what, self._until(deadline), remove)
         for code in codes:
             if code not in (0, NOT_FOUND):
                 raise failure(code, what, {"payload": placed.payload_id})
-        return bool(codes[-1] == 0)
+        return codes[-1] == 0
 
     def claim(self, placed: Placed, *, deadline: float | None = None) -> Claim:
-        """Keeps other readers that claim it out, until it is released.
+        """Keeps other readers that claim it out, until it is released, or this process dies.
 
-        A claim whose process dies ends after the master's ``put_start_discard_timeout_sec``, 30 s; so does one that
-        lives, when another asks for it.
+        Of a process of another host nobody sees that it has died: its claim ends after 30 s, also where it lives, when
+        another one asks for it.
 
         Raises:
             Conflict: Another reader has it.
             Unavailable, Deadline: As `remove`.
         """
-        key, what = placed.layout.claim_key, f"claiming payload {placed.payload_id} in Mooncake Store"
-        config = self._client.evictable
+        return self._claim(placed, self._until(deadline))
 
-        def start(store: Any) -> int:
-            return int(store.batch_put_session_start([key], [1], config)[0])
-
-        claim = Claim(self._client, key)
-        code = self._client.call(what, self._until(deadline), start, claim._revoke)
-        # Bad arguments are what the wheel calls a claim of this very process.
-        if code in (EXISTS, BAD_ARGUMENTS):
-            raise Conflict(
-                f"payload {placed.payload_id} is being read by another consumer, and is deleted by its first one",
-                reason="payload.claimed",
-                details={"payload": placed.payload_id},
-            )
-        # A store without room for a byte must be read all the more.
-        if code not in (0, NO_ROOM):
-            raise failure(code, what, {"payload": placed.payload_id})
-        return claim
+    def _claim(self, placed: Placed, until: Until) -> Claim:
+        return Claim.make(self._client, self._reads, placed, until)
 
     def stats(self) -> dict[str, int]:
         """Counts by name: bytes written and read, copies through staging buffers, calls that have not ended."""
@@ -269,14 +263,14 @@ class MooncakeStore:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def _until(self, deadline: float | None) -> float:
-        return time.monotonic() + (self.deadline if deadline is None else deadline)
+    def _until(self, deadline: float | None) -> Until:
+        return Until(self.deadline if deadline is None else _arguments.seconds("deadline", deadline))
 
     def _reserve(
         self,
         parts: list[int],
         payload_id: str | None,
-        until: float,
+        until: Until,
         wait: float | None = None,
         *,
         pinned: bool = True,
@@ -284,11 +278,18 @@ class MooncakeStore:
         """Reserves keys and room, or leaves nothing behind. Room is waited for as long as `wait`, else `until`."""
         payload = uuid.uuid4() if payload_id is None else _uuid(payload_id)
         begun, pause = time.monotonic(), _PAUSE
-        last = until if wait is None else min(until, begun + wait)
+        most = until.left() if wait is None else min(until.left(), wait)
+        was_full = False
         while True:
             # Each try is an attempt of its own: what became of the one before it does not matter.
             layout = Layout(payload, uuid.uuid4(), self.block_bytes, tuple(parts))
-            code = self._writes.reserve(layout, until, pinned=pinned)
+            try:
+                code = self._writes.reserve(layout, until, pinned=pinned)
+            except Deadline:
+                if not was_full:
+                    raise
+                # Why it was waited for so long says more.
+                code = NO_ROOM
             if code == 0:
                 return layout
             what = f"payload {payload} of {layout.nbytes} bytes in blocks of at most {self.block_bytes}"
@@ -299,13 +300,12 @@ class MooncakeStore:
             }
             if code != NO_ROOM:
                 raise failure(code, what, details)
-            now = time.monotonic()
-            if now + pause > last:
-                error = failure(code, what, {**details, "waited_seconds": f"{now - begun:.3f}"})
-                raise Exhausted(
-                    f"{error.message} (waited {now - begun:.3f} s)", reason=error.reason, details=error.details
-                )
-            time.sleep(pause)
+            waited = time.monotonic() - begun
+            if waited + pause > most:
+                error = failure(code, what, {**details, "waited_seconds": f"{waited:.3f}"})
+                raise Exhausted(f"{error.message} (waited {waited:.3f} s)", reason=error.reason, details=error.details)
+            was_full = True
+            until.pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
@@ -332,7 +332,7 @@ class Draft:
         """
         return self._seal(self._store._until(deadline))
 
-    def _seal(self, until: float) -> Placed:
+    def _seal(self, until: Until) -> Placed:
         layout = self._take()
         if layout is None:
             raise Conflict(f"the draft of payload {self.payload_id} was sealed or aborted", reason="publish.ended")
@@ -357,33 +357,6 @@ class Draft:
 
     def __exit__(self, *_exception: object) -> None:
         self.abort()
-
-
-class Claim:
-    """The right to be the one reader of a payload. As a context manager it is released at the end."""
-
-    def __init__(self, client: Client, key: str) -> None:
-        self._client = client
-        self._key = key
-        self._released = False
-
-    def release(self) -> None:
-        """Lets others have it, this process among them. Calling it again does nothing."""
-        released, self._released = self._released, True
-        if not released:
-            # Where the master does not answer in time, the claim ends later, by itself at the latest.
-            with contextlib.suppress(StagewireError):
-                self._client.call("giving a claim back", time.monotonic() + _RELEASE, self._revoke)
-
-    def _revoke(self, store: Any) -> None:
-        # Where nothing was claimed, or somebody else has it by now, nothing happens.
-        store.batch_put_session_revoke([self._key])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.release()
 
 
 def _uuid(text: str) -> uuid.UUID:

@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
+from .._arguments import printable
 from ..errors import StagewireError
 
 
@@ -26,9 +27,10 @@ def of(stage: str, error: BaseException) -> StageFailure:
     """
     details = {"stage": stage, "exception": _name(type(error)), "at": _place(error)}
     if isinstance(error, StagewireError):
-        message = f"stage {stage!r}: {error.message}"
-        return StageFailure(error.error_class, error.reason, message, {**details, **error.details})
-    text = str(error)
+        message = f"stage {stage!r}: {printable(error)}"
+        own = {printable(name): printable(value) for name, value in error.details.items()}
+        return StageFailure(error.error_class, printable(error.reason), message, {**details, **own})
+    text = printable(error)
     message = f"stage {stage!r} raised {_name(type(error))}" + (f": {text}" if text else "")
     return StageFailure(_class(error), "stage.exception", message, details)
 

@@ -1,0 +1,165 @@
+"""Who the one reader of a payload in Mooncake Store is.
+
+A claim is an object that says who made it. There is at most one under a key, so that of several readers one gets it.
+Nobody takes a claim away but its owner: whoever finds that the owner is no more claims the next number, which again one
+of several gets. The claims of the dead go with the payload.
+
+A reader on this host is seen to be dead at once. One of another host is taken for dead when its claim is `LASTS`
+seconds old, by the clocks of both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ._mooncake_client import BAD_ARGUMENTS, EXISTS, NO_ROOM, Until, failure
+from ._native import Tensor
+from .errors import Conflict, StagewireError
+
+if TYPE_CHECKING:
+    from ._mooncake_client import Client
+    from ._mooncake_objects import Placed
+    from ._mooncake_reads import Reads
+
+LASTS = 30.0
+
+# Seconds that giving a claim back may take.
+_RELEASE = 1.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reader:
+    """A process, when it claimed, and which of its claims it is."""
+
+    host: str
+    pid: int
+    started: int
+    at: float
+    nonce: str
+
+    @classmethod
+    def this_process(cls) -> Self:
+        return cls(_host(), os.getpid(), _started(os.getpid()), time.time(), uuid.uuid4().hex)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nobody reads any more, as far as that can be known here."""
+        if self.host != _host():
+            return time.time() - self.at > LASTS
+        try:
+            return _started(self.pid) != self.started
+        except OSError:
+            return True
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self | None:
+        """None, where somebody else wrote there."""
+        try:
+            return cls(**json.loads(data))
+        except (ValueError, TypeError):
+            return None
+
+
+def _host() -> str:
+    """This boot of this host, and the numbering of its processes: containers have their own."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _started(pid: int) -> int:
+    """When a process that runs was started, in ticks since the host was.
+
+    Raises:
+        ProcessLookupError: It has ended.
+    """
+    # The name of the program stands in brackets, and may contain anything.
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return int(fields[19])
+
+
+class Claim:
+    """The right to be the one reader of a payload. As a context manager it is released at the end."""
+
+    def __init__(self, client: Client, key: str, reader: Reader) -> None:
+        self._client = client
+        self._key = key
+        self._reader = reader
+        self._held = False
+
+    @classmethod
+    def make(cls, client: Client, reads: Reads, placed: Placed, until: Until) -> Self:
+        """Claims a payload.
+
+        Raises:
+            Conflict: Another reader has it.
+            Unavailable, Deadline, Cancelled: As any call.
+        """
+        what = f"claiming payload {placed.payload_id} in Mooncake Store"
+        details = {"payload": placed.payload_id}
+        reader = Reader.this_process()
+        for number in itertools.count():
+            claim = cls(client, placed.layout.claim_key(number), reader)
+            code = client.call(what, until, claim._write, claim._take_back)
+            # A store without room for a claim must be read all the more.
+            if code in (0, NO_ROOM):
+                claim._held = code == 0
+                return claim
+            # Bad arguments are what the wheel calls a key that this very process is writing.
+            if code not in (EXISTS, BAD_ARGUMENTS):
+                raise failure(code, what, details)
+            found = reads.small(what, claim._key, until)
+            other = None if isinstance(found, int) else Reader.from_bytes(found)
+            # Where none can be read, it is being written, or was given back just now.
+            if other is None or not other.is_dead:
+                who = "" if other is None else f" (process {other.pid} of host {other.host.partition('/')[0]})"
+                raise Conflict(
+                    f"payload {placed.payload_id} is being read by another consumer{who}, and its first consumer "
+                    "deletes it",
+                    reason="payload.claimed",
+                    details=details,
+                )
+        raise AssertionError
+
+    def release(self) -> None:
+        """Lets others have it, this process among them. Calling it again does nothing."""
+        held, self._held = self._held, False
+        if held:
+            # Nobody else has a claim of this number. Where the master does not answer in time, this one ends with its
+            # process, or with the payload.
+            with contextlib.suppress(StagewireError):
+                self._client.call("giving a claim back", Until(_RELEASE), self._take_back)
+
+    def _write(self, store: Any) -> int:
+        record = Tensor.from_buffer(self._reader.to_bytes())
+        size = record.nbytes
+        code = int(store.batch_put_session_start([self._key], [size], self._client.pinned)[0])
+        if code != 0:
+            return code
+        written = store.batch_put_from_multi_buffer_ranges([self._key], [[record.data_ptr]], [[size]], [[0]])
+        if list(written) != [size]:
+            store.batch_put_session_revoke([self._key])
+            return min(int(written[0]), -1)
+        return int(store.batch_put_session_end([self._key])[0])
+
+    def _take_back(self, store: Any) -> None:
+        if store.batch_put_session_revoke([self._key])[0] != 0:
+            store.batch_remove([self._key], True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.release()
