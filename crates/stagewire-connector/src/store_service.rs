@@ -171,8 +171,9 @@ impl Taking {
             None => return Err(conflict(payload)),
         }
         if self.store.get(payload).await.is_err() {
-            // Discarded in the meantime.
+            // Discarded in the meantime: its producer must not rely on this store.
             shared.table().release(payload, Gone::Released);
+            return Err(ended(payload));
         }
         // Only now may the producer let go, whose consumers look for the payload here then.
         if let Err(refusal) = self.consumer.take_over().await {

@@ -92,7 +92,8 @@ pub(crate) struct Near {
 /// About as long as an inline copy of shared memory may keep a thread, and longer than a busy owner takes for an answer.
 const BRIEFLY: Duration = Duration::from_micros(100);
 
-/// As long as the kernel's cheap timers take at least.
+/// The least that the kernel's cheap timers can be told. They count in ticks: an answer that is late once may keep the
+/// thread for two of them, 8 ms where a second has 250.
 const PATIENTLY: Duration = Duration::from_millis(1);
 
 impl Line {
