@@ -93,6 +93,7 @@ impl Inner {
                     source,
                 });
             }
+            tries = 0;
         }
     }
 
