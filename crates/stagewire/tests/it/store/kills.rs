@@ -206,7 +206,7 @@ impl Scene {
         std::thread::scope(|scope| {
             let killer = scope.spawn(move || {
                 std::thread::sleep(after.saturating_sub(begin.elapsed()));
-                // One that has ended by itself shows elsewhere.
+                // One that has ended by itself shows when it is waited for.
                 let _ = kill_process_group(pid, Signal::KILL);
                 // Only a store is waited for by others: they look for it until it is back.
                 let store = store?;
@@ -230,10 +230,20 @@ impl Scene {
         });
         let again = || Role::start(&self.world.run_dir());
         match victim {
-            0 => self.producer = again(),
-            1 => self.consumer = again(),
+            0 => {
+                self.producer.killed();
+                self.producer = again();
+            }
+            1 => {
+                self.consumer.killed();
+                self.consumer = again();
+            }
             _ => {}
         }
+        assert!(
+            self.producer.is_alive() && self.consumer.is_alive(),
+            "somebody ended by itself"
+        );
         self.check();
     }
 
@@ -285,6 +295,8 @@ fn kill_again_and_again(capacity: &str, spills: bool) -> Counts {
     }
     let counts = scene.end();
     eprintln!("{rounds} rounds in {:.1?}: {counts:?}", begin.elapsed());
+    let idle = [counts.puts, counts.reads, counts.deletes].contains(&0);
+    assert!(!idle, "nothing was done: {counts:?}");
     counts
 }
 

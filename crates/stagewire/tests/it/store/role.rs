@@ -1,7 +1,7 @@
 //! A producer or consumer in a process of its own: does what its parent says, line by line.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -90,7 +90,7 @@ async fn put(connector: &Arc<Connector>, len: u64, seed: u64, lease: Lease) -> S
                 return format!("{digits} {before}");
             }
             Err(error) => {
-                assert!(begin.elapsed() < PATIENCE, "{error:?}");
+                assert!(is_passing(error.class()) && begin.elapsed() < PATIENCE, "{error:?}");
                 connector.release(publication.handle().payload);
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -138,12 +138,20 @@ async fn again<T>(read: impl AsyncFn() -> Result<T, ConsumeError>) -> Option<T> 
         match read().await {
             Ok(read) => return Some(read),
             Err(ConsumeError::Gone { .. }) => return None,
+            // A reader that was killed has its claim until that is noticed.
             Err(error) => {
+                let claimed = error.class() == ErrorClass::Conflict;
+                assert!(claimed || is_passing(error.class()), "{error:?}");
                 assert!(begin.elapsed() < PATIENCE, "{error:?}");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
     }
+}
+
+/// Whether an error may come of a store that was killed, and end once the next one is there.
+const fn is_passing(class: ErrorClass) -> bool {
+    matches!(class, ErrorClass::Unavailable | ErrorClass::Deadline)
 }
 
 /// Ends a payload, once there is a store to hear that.
@@ -152,7 +160,7 @@ async fn release(connector: &Arc<Connector>, handle: &Handle) -> String {
     loop {
         match connector.release_handle(handle).await {
             Ok(()) => return "done".to_owned(),
-            Err(error) if matches!(error.class(), ErrorClass::Unavailable | ErrorClass::Deadline) => {
+            Err(error) if is_passing(error.class()) => {
                 assert!(begin.elapsed() < PATIENCE, "{error:?}");
             }
             Err(error) => return error.to_string(),
@@ -227,6 +235,16 @@ impl Role {
 
     pub(super) fn is_alive(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
+    }
+
+    /// Waits for the end of one that was killed, and for nothing else.
+    pub(super) fn killed(&mut self) {
+        let status = self.process.wait().unwrap();
+        assert_eq!(
+            status.signal(),
+            Some(Signal::KILL.as_raw()),
+            "it ended by itself: {status}"
+        );
     }
 
     pub(super) fn kill(self) {
