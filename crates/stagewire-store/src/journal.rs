@@ -237,7 +237,7 @@ impl Journal {
     /// Puts one record for each object in the place of everything that was said. Blocks, and others append meanwhile.
     ///
     /// # Errors
-    /// [`JournalError::Io`]; the journal is as it was.
+    /// [`JournalError::Io`]; the journal says what it said.
     pub(crate) fn shorten(&self) -> Result<(), JournalError> {
         let shortened = self.replace(&mut self.lock_synced());
         let mut state = self.lock();
@@ -274,23 +274,24 @@ impl Journal {
         let rename = || {
             // What was appended meanwhile.
             let mut rest = vec![0; usize::try_from(state.len - begin).map_err(io::Error::other)?];
-            if !rest.is_empty() {
-                state.file.read_exact_at(&mut rest, begin)?;
-                file.write_all_at(&rest, sum.len() as u64)?;
-                file.sync_data()?;
-            }
+            state.file.read_exact_at(&mut rest, begin)?;
+            file.write_all_at(&rest, sum.len() as u64)?;
             std::fs::rename(&new, &self.path)?;
             file.named();
             Ok((sum.len() + rest.len()) as u64)
         };
         // From here on the new file is the journal, whatever else fails.
         state.len = rename().map_err(self.failed("replace"))?;
-        state.file = Arc::new(file);
+        let file = Arc::new(file);
+        state.file = Arc::clone(&file);
         state.overhangs = false;
         state.sum = state.encode().len() as u64;
         let count = state.count;
         drop(state);
-        (synced.renamed, synced.failed) = (true, false);
+        // Whoever appends need not wait for that. Nobody was promised what was appended meanwhile: that needs `synced`.
+        (synced.renamed, synced.failed) = (true, true);
+        file.sync_data().map_err(self.failed("sync"))?;
+        synced.failed = false;
         self.sync_name(synced)?;
         synced.count = count;
         Ok(())
