@@ -85,6 +85,15 @@ impl Durable {
     }
 }
 
+impl Drop for Durable {
+    /// Also where nothing came of opening the store.
+    fn drop(&mut self) {
+        if self.journal.is_empty() {
+            self.keeping.dismiss();
+        }
+    }
+}
+
 /// The keeper, and what it has.
 #[derive(Debug)]
 pub(super) struct Keeping {

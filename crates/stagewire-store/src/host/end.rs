@@ -108,7 +108,9 @@ impl Drop for Inner {
         if let Some(spill) = &self.spill {
             spill.leave();
         }
-        let Some(durable) = &self.durable else { return };
+        if self.durable.is_none() {
+            return;
+        }
         // What the index on disk names stays as it is, whatever else this process does with its arena.
         let index = self.index.get_mut().unwrap_or_else(PoisonError::into_inner);
         let sealed = index.slots().filter_map(|slot| match slot {
@@ -119,9 +121,6 @@ impl Drop for Inner {
         let condemned = self.condemned.get_mut().unwrap_or_else(PoisonError::into_inner);
         for object in sealed.chain(left).chain(&*condemned) {
             object.leave();
-        }
-        if durable.journal.is_empty() {
-            durable.keeping.dismiss();
         }
     }
 }

@@ -226,3 +226,13 @@ async fn files_of_another_store_are_left_alone() {
     assert_eq!(recovery.survivors.len() as u64, OBJECTS);
     store.close().await.expect("it closes");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_store_that_does_not_open_leaves_no_keeper() {
+    let dir = dir();
+    let host = host(dir.path()).await;
+    std::fs::write(dir.path().join("spill"), "not a directory").expect("written");
+    let refused = HostStore::open(&host, options(dir.path())).await;
+    refused.expect_err("there is no place for its files");
+    until("its keeper has ended", || keeper_of(dir.path()).is_none()).await;
+}
