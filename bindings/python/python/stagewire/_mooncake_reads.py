@@ -152,9 +152,10 @@ class Reads:
         self, placed: Placed, blocks: list[Block], where: dict[int, tuple[Tensor, Run]], until: Until
     ) -> None:
         what = f"reading payload {placed.payload_id} from Mooncake Store"
-        staged = self._staging.take(until)
         keys = [placed.layout.key(block) for block in blocks]
         sizes = [block.nbytes for block in blocks]
+        # Who wrote them may have larger blocks than this store.
+        staged = self._staging.take(until, sum(sizes))
         places = [0, *itertools.accumulate(sizes[:-1])]
         addresses = [staged.tensor.data_ptr + place for place in places]
 

@@ -18,27 +18,31 @@ _MOST = 4
 
 
 class Staging:
-    """A few buffers of one size, made when they are first needed.
+    """A few buffers of one size, made when they are first needed, and larger ones that are made for one use.
 
     Args:
         nbytes: Size of each.
-        prepare: Called with address and size of each new one, such as to register it.
+        prepare: Called with each new one, such as to register it.
+        forget: Called with a larger one after its use; it must keep the memory until that has an end.
     """
 
-    def __init__(self, nbytes: int, prepare: Callable[[int, int], None] | None = None) -> None:
+    def __init__(self, nbytes: int, prepare: Callable[[Tensor], None], forget: Callable[[Tensor], None]) -> None:
         self.nbytes = nbytes
         self._prepare = prepare
+        self._forget = forget
         self._free: list[tuple[mmap.mmap, Tensor]] = []
         self._made = 0
         self._changed = threading.Condition()
 
-    def take(self, until: Until) -> Staged:
-        """One that nobody uses. It is free again when the last reference to it is gone.
+    def take(self, until: Until, nbytes: int = 0) -> Staged:
+        """One of at least so many bytes that nobody uses. It is free again when the last reference to it is gone.
 
         Raises:
             Deadline: All are in use until then.
             Cancelled: It was told to stop.
         """
+        if nbytes > self.nbytes:
+            return Staged(self, *self._make(nbytes))
         with until.waking(self._wake), self._changed:
             free = self._changed.wait_for(lambda: self._free or self._made < _MOST or until.stopped, until.left())
             if until.stopped:
@@ -52,22 +56,27 @@ class Staging:
                 return Staged(self, *self._free.pop())
             self._made += 1
         try:
-            memory = mmap.mmap(-1, self.nbytes)
-            tensor = Tensor.from_buffer(memory)
-            if self._prepare is not None:
-                self._prepare(tensor.data_ptr, tensor.nbytes)
+            return Staged(self, *self._make(self.nbytes))
         except BaseException:
             with self._changed:
                 self._made -= 1
                 self._changed.notify()
             raise
-        return Staged(self, memory, tensor)
+
+    def _make(self, nbytes: int) -> tuple[mmap.mmap, Tensor]:
+        memory = mmap.mmap(-1, nbytes)
+        tensor = Tensor.from_buffer(memory)
+        self._prepare(tensor)
+        return memory, tensor
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def _give_back(self, memory: mmap.mmap, tensor: Tensor) -> None:
+        if tensor.nbytes > self.nbytes:
+            self._forget(tensor)
+            return
         with self._changed:
             self._free.append((memory, tensor))
             self._changed.notify()

@@ -103,15 +103,22 @@ class MooncakeStore:
         )
         tcp = protocol == "tcp"
 
-        def register(address: int, nbytes: int) -> None:
+        def register(memory: Tensor) -> None:
             """Other protocols move only what is registered; the caller's memory is not."""
             if not tcp:
                 what = "registering a staging buffer with Mooncake Store"
-                code = self._client.call(what, self._until(None), lambda store: store.register_buffer(address, nbytes))
+                place = (memory.data_ptr, memory.nbytes)
+                code = self._client.call(what, self._until(None), lambda store: store.register_buffer(*place))
                 if code != 0:
-                    raise failure(code, what, {"bytes": str(nbytes)})
+                    raise failure(code, what, {"bytes": str(memory.nbytes)})
 
-        staging = Staging(self.block_bytes, register)
+        client = self._client
+
+        def unregister(memory: Tensor) -> None:
+            if not tcp:
+                client.later(lambda store: store.unregister_buffer(memory.data_ptr))
+
+        staging = Staging(self.block_bytes, register, unregister)
         self._writes = Writes(self._client, staging, direct=tcp)
         self._reads = Reads(self._client, staging, direct=tcp)
 
