@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import peer
 import pytest
+from mooncake_cluster import MIB, Child, Master
 from processes import Peer
 
 if TYPE_CHECKING:
@@ -48,3 +49,17 @@ def other(pool: concurrent.futures.ProcessPoolExecutor, run_dir: Path) -> Iterat
     made = Peer(pool, run_dir)
     yield made
     made(peer.close)
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[Master]:
+    """A master of Mooncake Store, for all tests of a file."""
+    with Master() as master:
+        yield master
+
+
+@pytest.fixture(scope="module")
+def lender(master: Master) -> Iterator[Child]:
+    """A process that lends it memory."""
+    with Child(master.address, segment_bytes=128 * MIB) as child:
+        yield child

@@ -1,10 +1,7 @@
-"""A consumer on another host: it shares nothing with the producer but the master. Told on stdin, answers on stdout."""
+"""A consumer on another host: it shares nothing with the producer but the master."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import tempfile
 from typing import Any
 
@@ -12,8 +9,8 @@ import peers
 
 peers.use_mooncake()
 
+from mooncake_child import serve  # noqa: E402
 from stagewire.diffusion import DiffusionConnector, StageHandle  # noqa: E402
-from stagewire.errors import StagewireError  # noqa: E402
 
 
 class Peer:
@@ -53,19 +50,5 @@ class Peer:
         self.reading.close()
 
 
-def main() -> None:
-    peer = Peer(**json.loads(sys.argv[1]))
-    print('@@"ready"', flush=True)  # noqa: T201
-    for line in sys.stdin:
-        command, arguments = json.loads(line)
-        try:
-            answer = getattr(peer, command)(*arguments)
-        except StagewireError as error:
-            answer = {"reason": error.reason, "message": error.message}
-        print(f"@@{json.dumps(answer)}", flush=True)  # noqa: T201
-
-
 if __name__ == "__main__":
-    main()
-    # The wheel's threads may hang in the interpreter's end.
-    os._exit(0)
+    serve(Peer)

@@ -1,9 +1,8 @@
-"""The other process of a test with Mooncake Store: told on stdin what to do, answering on stdout."""
+"""The other process of a test with Mooncake Store."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -12,7 +11,8 @@ import peers
 
 peers.use_mooncake()
 
-from stagewire.errors import Conflict, StagewireError  # noqa: E402
+from mooncake_child import say, serve  # noqa: E402
+from stagewire.errors import Conflict  # noqa: E402
 from stagewire.mooncake_store import MooncakeStore, Placed  # noqa: E402
 
 
@@ -70,23 +70,9 @@ class Peer:
     def replace_forever(self, nbytes: int) -> None:
         """Puts a payload, announces it, takes it away while it may be read, again and again."""
         for seed in range(1 << 30):
-            print(f"@@{json.dumps([self.put([nbytes], seed), seed])}", flush=True)  # noqa: T201
+            say([self.put([nbytes], seed), seed])
             self.remove(json.loads(sys.stdin.readline()))
 
 
-def main() -> None:
-    peer = Peer(**json.loads(sys.argv[1]))
-    print('@@"ready"', flush=True)  # noqa: T201
-    for line in sys.stdin:
-        command, arguments = json.loads(line)
-        try:
-            answer = getattr(peer, command)(*arguments)
-        except StagewireError as error:
-            answer = {"reason": error.reason, "message": error.message}
-        print(f"@@{json.dumps(answer)}", flush=True)  # noqa: T201
-
-
 if __name__ == "__main__":
-    main()
-    # The wheel's threads may hang in the interpreter's end.
-    os._exit(0)
+    serve(Peer)

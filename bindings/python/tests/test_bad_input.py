@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 from processes import wait_for
 from stagewire import errors
 from stagewire.diffusion import DiffusionConnector, HostStore, StageHandle, StagePayload
+from stagewire.worker import failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +51,11 @@ def held(conn: DiffusionConnector) -> dict[str, int]:
         ({"num_chunks": 2.0}, "payload.chunks", "num_chunks is 2.0"),
         ({"num_chunks": True}, "payload.chunks", "num_chunks is True"),
         ({"num_chunks": 2, "chunk_dim": 2}, "payload.chunks", "chunk_dim 2 is out of range.* 2 dim"),
+        ({"num_chunks": 1, "chunk_dim": 2}, "payload.chunks", "chunk_dim 2 is out of range.* 2 dim"),
+        ({"num_chunks": 2, "chunk_dim": 1 << 40}, "payload.chunks", "chunk_dim is 1099511627776"),
+        ({"num_chunks": 1 << 70}, "payload.chunks", "num_chunks is 1180591620717411303424"),
+        ({"tensor": torch.tensor(1.0), "num_chunks": 2}, "payload.chunks", "chunk_dim 0 is out of range.* 0 dim"),
+        ({"tensor": torch.zeros(0, 3), "num_chunks": 2}, "payload.chunks", r"shape \[0, 3\] into 2 chunks"),
         ({"num_chunks": 2, "chunk_dim": -1}, "payload.chunks", "chunk_dim is -1; dimensions count from 0"),
         ({"num_chunks": 2, "chunk_dim": "t"}, "payload.chunks", "chunk_dim is 't'"),
         ({"metadata": {"x": {1, 2}}}, "payload.metadata", "metadata must be JSON-like .* set"),
@@ -59,6 +66,7 @@ def held(conn: DiffusionConnector) -> dict[str, int]:
         ({"tensor": "text"}, "tensor.type", "'tensor' is a str, not a tensor"),
         ({"tensor": X.to_sparse()}, "tensor.not_shareable", "cannot be shared"),
         ({"tensor": torch.zeros(2, requires_grad=True)}, "tensor.not_shareable", r"detach\(\) it first"),
+        ({"tensor": torch.zeros(2, device="meta")}, "tensor.not_shareable", "cannot be shared: .* meta"),
     ],
 )
 def test_payloads(conn: DiffusionConnector, given: dict[str, Any], reason: str, message: str) -> None:
@@ -220,3 +228,127 @@ def test_forged_handles(conn: DiffusionConnector, forged: bytes) -> None:
         with pytest.raises((errors.Corrupt, errors.Invalid, errors.Unsupported)) as caught:
             call(forged)
         assert caught.value.reason in {"handle.malformed", "handle.version"}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1, dtype=torch.uint8).expand(1 << 45),
+        np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (1 << 45,), (0,)),
+        np.broadcast_to(np.zeros(1, np.uint8), (1 << 45,)),
+    ],
+    ids=["torch", "numpy", "read-only"],
+)
+def test_copies_that_find_no_memory(conn: DiffusionConnector, tensor: Any) -> None:
+    """Their elements are all the same one; a copy of them is larger than the memory of any host."""
+    before, copies = held(conn), conn.stats()["contiguous_copies"]
+    with pytest.raises(errors.Exhausted, match=str(1 << 45)) as caught:
+        conn.publish(StagePayload(request_id="r", tensor=tensor))
+    assert caught.value.reason == "tensor.memory"
+    assert (held(conn), conn.stats()["contiguous_copies"]) == (before, copies)
+
+
+def test_an_address_with_more_behind_it_is_none(conn: DiffusionConnector) -> None:
+    for address in (b"", conn.address[:-1], conn.address + b"x"):
+        with pytest.raises(errors.Invalid, match="no address of a connector") as caught:
+            conn.publish(StagePayload(request_id="r", tensor=X), consumer=address)
+        assert caught.value.reason == "connector.address"
+
+
+def test_destinations_of_a_bundle(conn: DiffusionConnector) -> None:
+    handle = conn.publish(StagePayload(request_id="r", tensors={"a": X, "b": [X, X], "none": None}))
+    before = held(conn)
+    one, memory = torch.zeros(4, 5), torch.zeros(50)
+    apart = [torch.zeros(4, 5), torch.zeros(4, 5)]
+    for dst, message in [
+        ({"a": one, "b": [one, apart[0]], "none": None}, r"dst 'a' and dst 'b\[0\]' share memory"),
+        ({"a": one, "b": [memory[:20].view(4, 5), memory[10:30].view(4, 5)], "none": None}, "share memory"),
+        ({"a": one, "b": apart, "none": torch.zeros(1)}, "dst 'none' is a Tensor, the payload has None"),
+        ({"a": one, "b": apart[:1], "none": None}, "dst 'b' is a list of 1, the payload has a list of 2"),
+    ]:
+        with pytest.raises(errors.Invalid, match=message) as caught:
+            conn.fetch(handle, dst=dst)
+        assert caught.value.reason == "consume.destination"
+    assert held(conn) == before
+    conn.fetch(handle, dst={"a": one, "b": apart, "none": None})
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (RuntimeError("half \ud800 text"), r"RuntimeError: half \\ud800 text"),
+        (errors.Exhausted("half \ud800 text", reason="stage.memory"), r"half \\ud800 text"),
+        (Unspeakable(), r"Unspeakable: \(its text cannot be had\)"),
+    ],
+)
+def test_whatever_a_stream_is_left_by_fails_the_payload(conn: DiffusionConnector, raised: Any, told: str) -> None:
+    with pytest.raises(type(raised)), conn.open(StagePayload(request_id="r", tensor=X, num_chunks=2)) as stream:
+        raise raised
+    with pytest.raises(errors.StagewireError, match=told):
+        conn.fetch(stream.handle)
+    stream.fail("again")
+    assert (stream.handle.done(), stream.handle.wait(1), stream.handle.mode) == (True, True, "p2p")
+    failed = failure.of("denoise", raised)
+    assert all(text.encode() for text in (failed.message, *failed.details.values()))
+
+
+@pytest.mark.parametrize("index", [-1, 2, 1 << 40, "0", None, 1.0, True])
+def test_chunks_that_there_are_not(conn: DiffusionConnector, index: Any) -> None:
+    with conn.open(StagePayload(request_id="r", tensor=X, num_chunks=2)) as stream:
+        with pytest.raises(errors.Invalid) as caught:
+            stream.ready(index)
+        assert caught.value.reason == "payload.chunks"
+    conn.release(stream.handle)
+
+
+def test_a_stream_that_nobody_has_any_more_fails(conn: DiffusionConnector) -> None:
+    handle = conn.open(StagePayload(request_id="r", tensor=X, num_chunks=2)).handle
+    gc.collect()
+    with pytest.raises(errors.Internal, match="before every chunk was ready"):
+        conn.fetch(handle, deadline=20)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e300])
+def test_times_that_are_none(conn: DiffusionConnector, seconds: float) -> None:
+    handle = conn.publish(StagePayload(request_id="r", tensor=X))
+    payload = StagePayload(request_id="r", tensor=X)
+    calls: list[Any] = [
+        lambda: handle.wait(seconds),
+        lambda: handle.exception(seconds),
+        lambda: handle.wait_released(seconds),
+        lambda: handle.wait_unread(seconds),
+        lambda: conn.fetch(handle, deadline=seconds),
+        lambda: conn.publish(payload, expires=seconds),
+        lambda: DiffusionConnector("p", deadline=seconds),
+    ]
+    for call in calls:
+        with pytest.raises(errors.Invalid) as caught:
+            call()
+        assert caught.value.reason == "argument.seconds"
+        assert len(caught.value.message) < 200
+    conn.release(handle)
+
+
+def test_a_closed_connector_refuses_at_the_call(run_dir: Path) -> None:
+    conn = DiffusionConnector("p", run_dir=run_dir)
+    handle = conn.publish(StagePayload(request_id="r", tensor=X))
+    conn.close()
+    payload = StagePayload(request_id="r", tensor=X)
+    calls: list[Any] = [
+        lambda: conn.publish(payload),
+        lambda: conn.open(payload),
+        lambda: conn.consume(handle),
+        lambda: conn.fetch(handle),
+        lambda: conn.allocate((3,)),
+        lambda: conn.register(torch.zeros(3)),
+    ]
+    for call in calls:
+        with pytest.raises(errors.Cancelled) as caught:
+            call()
+        assert caught.value.reason == "connector.closed"
+    assert (handle.done(), handle.cancel(), handle.wait(1), handle.wait_released(1)) == (True, False, True, True)

@@ -539,24 +539,38 @@ def test_a_forked_child_is_refused(run_dir: Path) -> None:
     script = f"""
         import os
         import stagewire.errors
-        from stagewire.diffusion import DiffusionConnector
+        from stagewire.diffusion import DiffusionConnector, StagePayload
         conn = DiffusionConnector("p", run_dir={str(run_dir)!r})
+        payload = StagePayload(request_id="r", tensor=bytearray(9), lease="pinned")
+        handle = conn.publish(payload)
+        calls = [
+            lambda: DiffusionConnector("c", run_dir={str(run_dir)!r}),
+            lambda: conn.publish(payload),
+            lambda: conn.fetch(handle),
+            lambda: conn.allocate((3,), "uint8", framework="native"),  # the memory is the parent's, too
+            lambda: conn.register(bytearray(9)),
+            lambda: conn.release(handle),
+            conn.close,
+        ]
         pid = os.fork()
         if pid == 0:
-            try:
-                DiffusionConnector("c", run_dir={str(run_dir)!r})
-            except stagewire.errors.Unsupported as error:
-                print(error, flush=True)
-                os._exit(0)
-            os._exit(1)
-        assert os.waitpid(pid, 0)[1] == 0
+            for index, call in enumerate(calls):
+                try:
+                    call()
+                except stagewire.errors.Unsupported as error:
+                    print(error, flush=True)
+                else:
+                    os._exit(1 + index)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert conn.live() == [handle.payload_id]
         conn.close()
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert 'use the "spawn" start method' in done.stdout
+    assert done.stdout.count('use the "spawn" start method') == 7
 
 
 def test_only_what_is_used_is_imported(run_dir: Path) -> None:

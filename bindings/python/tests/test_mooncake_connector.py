@@ -24,18 +24,6 @@ CONSUMER = "mooncake_connector_peer.py"
 
 
 @pytest.fixture(scope="module")
-def master() -> Iterator[Master]:
-    with Master() as master:
-        yield master
-
-
-@pytest.fixture(scope="module")
-def lender(master: Master) -> Iterator[Child]:
-    with Child(master.address, segment_bytes=64 * MIB) as child:
-        yield child
-
-
-@pytest.fixture(scope="module")
 def consumer(master: Master, lender: Child) -> Iterator[Child]:
     with Child(master.address, script=CONSUMER) as child:
         yield child

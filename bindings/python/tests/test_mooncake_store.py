@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def master() -> Iterator[Master]:
-    with Master() as master:
-        yield master
-
-
-@pytest.fixture(scope="module")
-def lender(master: Master) -> Iterator[Child]:
-    with Child(master.address, segment_bytes=128 * MIB) as child:
-        yield child
-
-
-@pytest.fixture(scope="module")
 def shared(master: Master, lender: Child) -> Iterator[MooncakeStore]:
     with MooncakeStore(master.address, block_bytes=MIB) as store:
         yield store
