@@ -1,5 +1,6 @@
 //! Bundles with bytes that tell where they belong.
 
+use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 use stagewire_connector::{ChunkView, Owner};
 use stagewire_core::{Chunking, DType, Entry, EntryValue, Lease, Manifest, PayloadKind, TensorSpec};
@@ -116,4 +117,32 @@ impl Bundle {
 
 pub(crate) fn spec(dtype: DType, shape: &[u64]) -> TensorSpec {
     TensorSpec::new(dtype, shape).expect("a small tensor")
+}
+
+/// A few tensors of random dtypes and of these shapes, cut along a dimension that all of them have.
+pub(crate) fn bundles(shape: impl Strategy<Value = Vec<u64>>) -> impl Strategy<Value = Bundle> {
+    let dtype = prop::sample::select(DType::all().collect::<Vec<_>>());
+    let tensors = prop::collection::vec((dtype, shape), 1..4);
+    (
+        tensors,
+        any::<bool>(),
+        any::<u64>(),
+        any::<prop::sample::Index>(),
+        any::<prop::sample::Index>(),
+    )
+        .prop_map(|(tensors, arena, seed, dim, count)| {
+            let ranks = tensors.iter().map(|(_, shape)| shape.len()).min().unwrap_or(1);
+            let dim = dim.index(ranks);
+            let extent = tensors.iter().map(|(_, shape)| shape[dim]).min().unwrap_or(1);
+            let count = count.index(usize::try_from(extent).expect("small")) as u32 + 1;
+            let entries = tensors
+                .iter()
+                .map(|(dtype, shape)| EntryValue::Tensor(spec(*dtype, shape)))
+                .collect();
+            Bundle {
+                arena,
+                seed,
+                ..Bundle::many(entries).cut(dim as u32, count)
+            }
+        })
 }

@@ -2,43 +2,18 @@
 
 use proptest::prelude::*;
 use stagewire_connector::{Carrier, Owner};
-use stagewire_core::{DType, EntryValue};
 
-use crate::bundle::{Bundle, spec};
+use crate::bundle::{Bundle, bundles};
 use crate::second::{Ask, Second};
 use crate::transfer::{TAKES, take_all};
 use crate::transports::is_here;
 use crate::{World, all_gone};
 
-/// A few tensors of one chunk count, cut along one dimension of each; some of them large enough for several threads.
-fn bundles() -> impl Strategy<Value = Bundle> {
-    let dtype = prop::sample::select(DType::all().collect::<Vec<_>>());
+/// Extents, some of tensors large enough for several threads, with rows of a few bytes and of many by where they are cut.
+fn shapes() -> impl Strategy<Value = Vec<u64>> {
     let small = prop::collection::vec(1..9_u64, 1..6);
-    // Rows of a few bytes and of many, by where it is cut.
     let large = (1..3_u64, 1..9_u64, 4..12_u64, 20..60_u64, 20..60_u64);
-    let large = large.prop_map(|(b, c, t, h, w)| vec![b, c, t, h, w]);
-    let shape = prop_oneof![9 => small, 1 => large];
-    let tensors = prop::collection::vec((dtype, shape), 1..4);
-    (
-        tensors,
-        any::<bool>(),
-        any::<u64>(),
-        any::<prop::sample::Index>(),
-        any::<prop::sample::Index>(),
-    )
-        .prop_map(|(tensors, arena, seed, dim, count)| {
-            let ranks = tensors.iter().map(|(_, shape)| shape.len()).min().unwrap_or(1);
-            let dim = dim.index(ranks);
-            let extent = tensors.iter().map(|(_, shape)| shape[dim]).min().unwrap_or(1);
-            let count = count.index(usize::try_from(extent).expect("small")) as u32 + 1;
-            let tensors = tensors.iter();
-            let entries = tensors.map(|(dtype, shape)| EntryValue::Tensor(spec(*dtype, shape)));
-            Bundle {
-                arena,
-                seed,
-                ..Bundle::many(entries.collect()).cut(dim as u32, count)
-            }
-        })
+    prop_oneof![9 => small, 1 => large.prop_map(|(b, c, t, h, w)| vec![b, c, t, h, w])]
 }
 
 /// A consumer and a producer that have one transport.
@@ -94,7 +69,7 @@ fn every_plan_is_carried_by_shm_cma_and_tcp_alike() {
         failure_persistence: None,
         ..ProptestConfig::default()
     };
-    proptest!(config, |(bundle in bundles())| {
+    proptest!(config, |(bundle in bundles(shapes()))| {
         let mut pairs = pairs.lock().expect("one case at a time");
         for pair in pairs.iter_mut() {
             runtime.block_on(pair.carries(&bundle));

@@ -7,7 +7,7 @@ use stagewire_connector::{Carrier, ConsumeError, ConsumeOptions, Fetched, Owner,
 use stagewire_core::{Classify, DType, Device, EntryValue, ErrorClass, Handle};
 use stagewire_transfer::{Borrowed, Memory, Target, Writable};
 
-use crate::bundle::{Bundle, spec};
+use crate::bundle::{Bundle, bundles, spec};
 use crate::second::Second;
 use crate::{PATIENCE, World, all_gone};
 
@@ -234,40 +234,12 @@ async fn destinations_must_fit() {
     all_gone(&world.connector).await;
 }
 
-fn bundles() -> impl Strategy<Value = Bundle> {
-    let dtype = prop::sample::select(DType::all().collect::<Vec<_>>());
-    let shape = prop::collection::vec(1..9_u64, 1..5);
-    let tensors = prop::collection::vec((dtype, shape), 1..4);
-    (
-        tensors,
-        any::<bool>(),
-        any::<u64>(),
-        any::<prop::sample::Index>(),
-        any::<prop::sample::Index>(),
-    )
-        .prop_map(|(tensors, arena, seed, dim, count)| {
-            let ranks = tensors.iter().map(|(_, shape)| shape.len()).min().unwrap_or(1);
-            let dim = dim.index(ranks);
-            let extent = tensors.iter().map(|(_, shape)| shape[dim]).min().unwrap_or(1);
-            let count = count.index(usize::try_from(extent).expect("small")) as u32 + 1;
-            let entries = tensors
-                .iter()
-                .map(|(dtype, shape)| EntryValue::Tensor(spec(*dtype, shape)))
-                .collect();
-            Bundle {
-                arena,
-                seed,
-                ..Bundle::many(entries).cut(dim as u32, count)
-            }
-        })
-}
-
 #[test]
 fn random_bundles_come_through() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let world = runtime.block_on(World::new());
     let second = std::sync::Mutex::new(runtime.block_on(world.second()));
-    proptest!(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() }, |(bundle in bundles())| {
+    proptest!(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() }, |(bundle in bundles(prop::collection::vec(1..9_u64, 1..5)))| {
         let mut second = second.lock().expect("one test at a time");
         runtime.block_on(round_trip(&world, &mut second, &bundle));
     });

@@ -1,5 +1,7 @@
 mod figures;
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::machine::Machine;
@@ -49,9 +51,21 @@ impl Report {
         }
     }
 
-    /// Whether it has no row.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+    /// The report, unless it has no row because none is called what was asked for.
+    ///
+    /// # Errors
+    /// A usage error with all the rows that there are.
+    pub(crate) fn of(self, only: Option<&str>, offered: BTreeSet<String>) -> Result<Self, Fault> {
+        match only {
+            Some(only) if self.rows.is_empty() => {
+                let offered: Vec<_> = offered.into_iter().collect();
+                let offered = offered.join("\n  ");
+                Err(Fault::usage(format_args!(
+                    "no row is called `{only}`; there are:\n  {offered}"
+                )))
+            }
+            _ => Ok(self),
+        }
     }
 
     /// A row of pairs of times.

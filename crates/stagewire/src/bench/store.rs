@@ -103,33 +103,37 @@ pub(super) async fn run(options: &Options, output: &Output) -> Result<Report, Fa
         daemon: Daemon::start(&dir.path().join("daemon")).await?,
         peers: None,
     };
-    let sizes = if options.quick { &QUICK_SIZES[..] } else { &SIZES[..] };
-    for act in [Act::Put, Act::Get, Act::Map] {
-        for size in sizes {
-            bench.large(act, *size).await.with_context(|| size_name(*size))?;
-        }
-    }
-    for act in [Act::Put, Act::Get] {
-        for size in SMALL {
-            bench.small(act, size).await.with_context(|| size_name(size))?;
-        }
-    }
+    let measured = bench.all().await;
+    // Also after an error: a store that is killed leaves its keeper.
     if let Some(Ok(peers)) = bench.peers {
         peers.end().await;
     }
-    bench.daemon.end().await?;
+    let ended = bench.daemon.end().await;
     bench.embedded.end().await;
-    if let (Some(only), true) = (&options.only, bench.report.is_empty()) {
-        let offered: Vec<_> = bench.offered.take().into_iter().collect();
-        let offered = offered.join("\n  ");
-        return Err(Fault::usage(format_args!(
-            "no row is called `{only}`; there are:\n  {offered}"
-        )));
-    }
-    Ok(bench.report)
+    measured.and(ended)?;
+    bench.report.of(options.only.as_deref(), bench.offered.into_inner())
 }
 
 impl Bench<'_> {
+    async fn all(&mut self) -> anyhow::Result<()> {
+        let sizes = if self.options.quick {
+            &QUICK_SIZES[..]
+        } else {
+            &SIZES[..]
+        };
+        for act in [Act::Put, Act::Get, Act::Map] {
+            for size in sizes {
+                self.large(act, *size).await.with_context(|| size_name(*size))?;
+            }
+        }
+        for act in [Act::Put, Act::Get] {
+            for size in SMALL {
+                self.small(act, size).await.with_context(|| size_name(size))?;
+            }
+        }
+        Ok(())
+    }
+
     /// One object after the other.
     async fn large(&mut self, act: Act, size: u64) -> anyhow::Result<()> {
         let embedded = format!("{}, {}", act.name(), size_name(size));

@@ -96,14 +96,7 @@ pub(super) async fn run(options: &Options, output: &Output) -> Result<Report, Fa
     bench.idle().await.context("idle cost")?;
     bench.owner.end().await?;
     bench.host.shutdown().await;
-    if let (Some(only), true) = (&options.only, bench.report.is_empty()) {
-        let offered: Vec<_> = bench.offered.take().into_iter().collect();
-        let offered = offered.join("\n  ");
-        return Err(Fault::usage(format_args!(
-            "no row is called `{only}`; there are:\n  {offered}"
-        )));
-    }
-    Ok(bench.report)
+    bench.report.of(options.only.as_deref(), bench.offered.into_inner())
 }
 
 impl Rooms {
