@@ -3,30 +3,82 @@ use stagewire_store::TokenGate;
 use stagewire_transfer::Borrowed;
 
 use super::*;
-use crate::{ConnectorOptions, PublishSpec};
+use crate::release::release_from_stores;
+use crate::{ConnectorOptions, Publication, PublishSpec, ReleaseError};
+
+/// A producer, a store beside it, and a payload of the producer.
+struct World {
+    _dir: tempfile::TempDir,
+    producer: Arc<Connector>,
+    keeper: Arc<Connector>,
+    service: Arc<StoreService>,
+    publication: Publication,
+}
+
+impl World {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let start = async |role: &str| {
+            let options = ConnectorOptions::new(dir.path().join("run"), StageName::new(role).expect("a name"));
+            Connector::start(options).await.expect("a connector")
+        };
+        let (producer, keeper) = (start("denoise").await, start("store").await);
+        let store = HostStore::new(keeper.host(), ByteCount(1 << 20), Arc::new(TokenGate::open()));
+        let service = StoreService::serve(&keeper, store);
+        let spec = PublishSpec::new("r", manifest(4), Lease::Pinned);
+        let memory = Borrowed::from(vec![1; 4]).into();
+        let publication = producer.publish(spec, vec![memory]).expect("room");
+        Self {
+            _dir: dir,
+            producer,
+            keeper,
+            service,
+            publication,
+        }
+    }
+
+    async fn put(&self) -> Handle {
+        let handle = self.publication.handle();
+        let stored = self.producer.store(handle, None, Duration::from_secs(5)).await;
+        stored.expect("there is room")
+    }
+}
+
+fn manifest(len: u64) -> Manifest {
+    let entry = Entry {
+        name: "x".to_owned(),
+        value: EntryValue::Tensor(TensorSpec::new(DType::U8, [len]).expect("small")),
+    };
+    Manifest::new(PayloadKind::Latent, vec![entry]).expect("one name")
+}
+
+#[tokio::test]
+async fn what_a_store_has_taken_ends_there_too() {
+    let world = World::new().await;
+    let (shared, keeper) = (world.producer.shared(), &world.keeper);
+    let handle = world.publication.handle().clone();
+    // Nobody has it: that is no error.
+    release_from_stores(shared, &handle).await.expect("nothing to do");
+    assert_eq!(world.producer.live(), [handle.payload], "only stores were asked");
+
+    world.put().await;
+    assert_eq!((world.producer.live().len(), keeper.live().len()), (0, 1));
+    let forged = Handle {
+        capability: Capability::from_random([9; 16]),
+        ..handle.clone()
+    };
+    let error = release_from_stores(shared, &forged).await.expect_err("forged");
+    assert!(matches!(error, ReleaseError::Denied { .. }), "{error}");
+    release_from_stores(shared, &handle).await.expect("it is there");
+    assert!(keeper.live().is_empty() && !world.service.store().has(handle.payload));
+}
 
 /// A put whose answer was lost comes again, and finds the payload there. Who has another capability does not.
 #[tokio::test]
 async fn a_repeated_put_proves_its_right() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let start = async |role: &str| {
-        let options = ConnectorOptions::new(dir.path().join("run"), StageName::new(role).expect("a name"));
-        Connector::start(options).await.expect("a connector")
-    };
-    let (producer, keeper) = (start("denoise").await, start("store").await);
-    let store = HostStore::new(keeper.host(), ByteCount(1 << 20), Arc::new(TokenGate::open()));
-    let service = StoreService::serve(&keeper, store);
-    let entry = |len| Entry {
-        name: "x".to_owned(),
-        value: EntryValue::Tensor(TensorSpec::new(DType::U8, [len]).expect("small")),
-    };
-    let manifest = |len| Manifest::new(PayloadKind::Latent, vec![entry(len)]).expect("one name");
-    let spec = PublishSpec::new("r", manifest(4), Lease::Pinned);
-    let memory = Borrowed::from(vec![1; 4]).into();
-    let publication = producer.publish(spec, vec![memory]).expect("room");
-    let first = publication.handle().clone();
-    let stored = producer.store(&first, None, Duration::from_secs(5)).await;
-    let stored = stored.expect("there is room");
+    let world = World::new().await;
+    let first = world.publication.handle().clone();
+    let stored = world.put().await;
 
     let right = Capability::from_random([7; 16]);
     let again = |capability: Capability, manifest: Manifest| {
@@ -43,7 +95,7 @@ async fn a_repeated_put_proves_its_right() {
             wait: Duration::ZERO,
             reservation: None,
         };
-        service.put(request)
+        world.service.put(request)
     };
     let found = again(first.capability, manifest(4)).await;
     assert_eq!(found.expect("it is there"), stored);
@@ -59,5 +111,5 @@ async fn a_repeated_put_proves_its_right() {
             (ErrorClass::Conflict, "store.exists")
         );
     }
-    assert_eq!(keeper.live(), [first.payload]);
+    assert_eq!(world.keeper.live(), [first.payload]);
 }
