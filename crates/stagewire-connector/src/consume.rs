@@ -44,7 +44,8 @@ pub struct ConsumeOptions {
 }
 
 /// Told of each chunk of a payload as it comes: once it can be read here, in whatever order chunks become complete, and
-/// before [`Consumer::next`] returns it. It is called on whatever thread learnt of that, and must not block.
+/// before [`Consumer::next`] returns it. It is called on whatever thread learnt of that, and must not block. Digests are
+/// compared later, by [`Consumer::next`].
 #[derive(Clone)]
 pub struct OnChunk(Arc<Tell>);
 

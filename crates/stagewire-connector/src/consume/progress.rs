@@ -1,7 +1,7 @@
 //! How far the copies of a consumer are.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use stagewire_core::{Handle, Timestamp};
@@ -70,7 +70,7 @@ impl Progress {
     pub(super) fn new(handle: &Arc<Handle>, on_chunk: Option<OnChunk>) -> Arc<Self> {
         let chunks = handle.manifest.chunks() as usize;
         let told = on_chunk.map(|on_chunk| {
-            let told = Mutex::new(vec![false; chunks]);
+            let told = (0..chunks).map(|_| OnceLock::new()).collect();
             Arc::new(Told { on_chunk, told })
         });
         Arc::new(Self {
@@ -212,22 +212,17 @@ impl Drop for Flying {
 #[derive(Debug)]
 pub(super) struct Told {
     on_chunk: OnChunk,
-    told: Mutex<Vec<bool>>,
+    told: Box<[OnceLock<()>]>,
 }
 
 impl Told {
+    /// When this returns, it was told, by whomever.
     pub(super) fn tell(&self, index: u32, access: &Access, handle: &Handle) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut told[index as usize], true);
-        drop(told);
-        if !before {
-            self.on_chunk.tell(index, &access.views(handle, Some(index)));
-        }
+        self.told[index as usize].get_or_init(|| self.on_chunk.tell(index, &access.views(handle, Some(index))));
     }
 
     /// Whether there is nothing more to tell.
     pub(super) fn all(&self) -> bool {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.iter().all(|told| *told)
+        self.told.iter().all(|told| told.get().is_some())
     }
 }
