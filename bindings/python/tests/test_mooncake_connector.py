@@ -249,11 +249,11 @@ def test_a_full_store_is_told_by_the_handle(conn: DiffusionConnector, master: Ma
     with connector(master) as other:
         assert other._store is not None
         other._store._deadline = 0.3
-        handle = other.publish(StagePayload(request_id="r", tensor=torch.zeros(80 * MIB, dtype=torch.uint8)))
+        handle = other.publish(StagePayload(request_id="r", tensor=torch.zeros(160 * MIB, dtype=torch.uint8)))
         full = handle.exception()
         assert isinstance(full, errors.Exhausted)
         assert full.reason == "credit.store_bytes"
-        assert str(80 * MIB) in full.message
+        assert str(160 * MIB) in full.message
         with pytest.raises(errors.Exhausted):
             handle.to_bytes()
 

@@ -203,7 +203,7 @@ def test_a_full_store_loses_nothing(store: MooncakeStore) -> None:
 
     def put() -> None:
         seed = len(kept)
-        kept.append((store.put([pattern(4 * MIB - 1000, seed)], deadline=1.0), seed))
+        kept.append((store.put([pattern(4 * MIB - 1000, seed)], deadline=3.0), seed))
 
     full = None
     while full is None:
