@@ -34,6 +34,10 @@ LASTS = 30.0
 # Seconds that giving a claim back may take.
 _RELEASE = 1.0
 
+# Seconds that it may be unclear whose a claim is, and between two looks.
+_CLEAR = 1.0
+_PAUSE = 0.01
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reader:
@@ -112,17 +116,23 @@ class Claim:
         reader = Reader.this_process()
         for number in itertools.count():
             claim = cls(client, placed.layout.claim_key(number), reader)
-            code = client.call(what, until, claim._write, claim._take_back)
-            # A store without room for a claim must be read all the more.
-            if code in (0, NO_ROOM):
-                claim._held = code == 0
-                return claim
-            # Bad arguments are what the wheel calls a key that this very process is writing.
-            if code not in (EXISTS, BAD_ARGUMENTS):
-                raise failure(code, what, details)
-            found = reads.small(what, claim._key, until)
-            other = None if isinstance(found, int) else Reader.from_bytes(found)
-            # Where none can be read, it is being written, or was given back just now.
+            other, unclear = None, Until(min(_CLEAR, until.left()))
+            while other is None:
+                code = client.call(what, until, claim._write, claim._take_back)
+                # A store without room for a claim must be read all the more.
+                if code in (0, NO_ROOM):
+                    claim._held = code == 0
+                    return claim
+                # Bad arguments are what the wheel calls a key that this very process is writing.
+                if code not in (EXISTS, BAD_ARGUMENTS):
+                    raise failure(code, what, details)
+                found = reads.small(what, claim._key, until)
+                # Where none can be read, it is being written, or given back: also by this process, for one who gave up.
+                other = None if isinstance(found, int) else Reader.from_bytes(found)
+                if other is None:
+                    if not unclear.left():
+                        break
+                    until.pause(_PAUSE)
             if other is None or not other.is_dead:
                 who = "" if other is None else f" (process {other.pid} of host {other.host.partition('/')[0]})"
                 raise Conflict(
