@@ -77,6 +77,18 @@ def test_the_lender_is_killed(store: MooncakeStore, lender: Child) -> None:
     until("the master knows", lambda: reason(lambda: store.read(placed, zeros(placed))) == "payload.gone", within=60)
 
 
+def test_errors_that_are_kept_keep_no_buffers() -> None:
+    """Their tracebacks refer to everything that the failed calls had in hand."""
+    with Master("--client_ttl=60") as master, Child(master.address, segment_bytes=64 * MIB) as lender:
+        store = MooncakeStore(master.address, block_bytes=MIB)
+        store._reads.close()
+        placed = store.put([pattern(3 * MIB, 1)])
+        lender.kill()
+        kept = [raised(lambda: store.read(placed, zeros(placed))) for _ in range(6)]
+        assert [error and error.reason for error in kept] == ["mooncake_store.transfer"] * 6
+        store.close(2.0)
+
+
 def test_the_master_is_killed_and_comes_back(store: MooncakeStore, master: Master) -> None:
     placed = store.put([pattern(3 * MIB, 1)])
     master.kill()

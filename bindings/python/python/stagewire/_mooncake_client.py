@@ -154,7 +154,12 @@ class Client:
         self._end = weakref.finalize(self, self._state.close, 5.0)
 
     def call(
-        self, what: str, until: Until, function: Callable[[Any], T], undo: Callable[[Any], object] | None = None
+        self,
+        what: str,
+        until: Until,
+        function: Callable[[Any], T],
+        undo: Callable[[Any], object] | None = None,
+        after: Callable[[], object] | None = None,
     ) -> T:
         """Runs `function` with the client object on a thread, and waits for it.
 
@@ -163,19 +168,20 @@ class Client:
             until: When to wait no longer. The call itself goes on, and `function` keeps what it refers to meanwhile.
             function: Called with the wheel's object, which it must not keep.
             undo: Called after it, where the caller has stopped waiting.
+            after: Called once nothing of that goes on, or nothing of it was begun.
 
         Raises:
             Cancelled: The client is closed, or `until` was told to stop.
             Deadline: It takes longer.
         """
         what = f"{what} at {self.master}"
-        value: T = self._state.call(what, function, undo, until).wait(until, what)
+        value: T = self._state.call(what, function, undo, until, after).wait(until, what)
         return value
 
     def later(self, function: Callable[[Any], object]) -> None:
         """Runs `function` with the client object, and waits for nothing. Not at all, where the client is closed."""
         with contextlib.suppress(Cancelled):
-            self._state.call("", function, None, Until(0))
+            self._state.call("", function, None, Until(0), None)
 
     @property
     def running(self) -> int:
@@ -203,17 +209,26 @@ class _State:
         self._threads: list[threading.Thread] = []
 
     def call(
-        self, what: str, function: Callable[[Any], Any], undo: Callable[[Any], object] | None, until: Until
+        self,
+        what: str,
+        function: Callable[[Any], Any],
+        undo: Callable[[Any], object] | None,
+        until: Until,
+        after: Callable[[], object] | None,
     ) -> _Job:
         """Begins a call, before whose end the object is not closed."""
         with self._lock:
-            if self._closing:
-                raise Cancelled(f"{what}: the client is closed; make a new one", reason="mooncake_store.closed")
-            self.running += 1
-            store = self._store
+            store = None if self._closing else self._store
+            self.running += store is not None
+        if store is None:
+            if after is not None:
+                after()
+            raise Cancelled(f"{what}: the client is closed; make a new one", reason="mooncake_store.closed")
         until.begin()
 
         def leave() -> None:
+            if after is not None:
+                after()
             until.end()
             with self._lock:
                 self.running -= 1

@@ -58,13 +58,10 @@ class Reads:
 
     def small(self, what: str, key: str, until: Until) -> bytes | int:
         """The bytes of an object that fits into a staging buffer, or the negative number that says why not."""
-        staged = self._staging.take(until)
-
-        def read(store: Any) -> int:
-            return int(store.get_into(key, staged.tensor.data_ptr, staged.tensor.nbytes))
-
-        code = self._client.call(what, until, read)
-        return code if code < 0 else staged.memory[:code]
+        with self._staging.take(until) as staged:
+            place = (staged.tensor.data_ptr, staged.tensor.nbytes)
+            code = self._client.call(what, until, lambda store: int(store.get_into(key, *place)), after=staged.hold())
+            return code if code < 0 else staged.memory[:code]
 
     def parts(self, placed: Placed, wanted: list[Wanted], until: Until) -> None:
         """Reads parts to where they are wanted, and verifies them."""
@@ -154,26 +151,24 @@ class Reads:
         what = f"reading payload {placed.payload_id} from Mooncake Store"
         keys = [placed.layout.key(block) for block in blocks]
         sizes = [block.nbytes for block in blocks]
-        # Who wrote them may have larger blocks than this store.
-        staged = self._staging.take(until, sum(sizes))
         places = [0, *itertools.accumulate(sizes[:-1])]
-        addresses = [staged.tensor.data_ptr + place for place in places]
+        # Who wrote them may have larger blocks than this store.
+        with self._staging.take(until, sum(sizes)) as staged:
+            addresses = [staged.tensor.data_ptr + place for place in places]
 
-        def read(store: Any) -> list[int]:
-            # Kept by this call, also when nobody waits for it any more.
-            _ = staged
-            return list(store.batch_get_into(keys, addresses, sizes))
+            def read(store: Any) -> list[int]:
+                return list(store.batch_get_into(keys, addresses, sizes))
 
-        codes = self._client.call(what, until, read)
-        for block, code, place in zip(blocks, codes, places, strict=True):
-            # A lease that ended too early says nothing about the bytes. Their digest does.
-            if code not in (block.nbytes, LEASE_EXPIRED):
-                raise failure(min(code, -1), what, {"payload": placed.payload_id})
-            found = run_digest((staged.tensor, (place, block.nbytes, 1, block.nbytes), 0, block.nbytes))
-            if found != placed.digests[block.number]:
-                raise self._other_bytes(placed, block, found, until)
-            run_scatter((*where[block.part], block.start, block.nbytes), staged.tensor, place)
-            self._staged += block.nbytes
+            codes = self._client.call(what, until, read, after=staged.hold())
+            for block, code, place in zip(blocks, codes, places, strict=True):
+                # A lease that ended too early says nothing about the bytes. Their digest does.
+                if code not in (block.nbytes, LEASE_EXPIRED):
+                    raise failure(min(code, -1), what, {"payload": placed.payload_id})
+                found = run_digest((staged.tensor, (place, block.nbytes, 1, block.nbytes), 0, block.nbytes))
+                if found != placed.digests[block.number]:
+                    raise self._other_bytes(placed, block, found, until)
+                run_scatter((*where[block.part], block.start, block.nbytes), staged.tensor, place)
+                self._staged += block.nbytes
 
     def _other_bytes(self, placed: Placed, block: Block, found: bytes, until: Until) -> StagewireError:
         """Why other bytes came than were written: mostly, because the object was removed meanwhile."""

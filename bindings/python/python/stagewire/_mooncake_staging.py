@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ._native import Tensor
 from .errors import Cancelled, Deadline
@@ -35,7 +35,7 @@ class Staging:
         self._changed = threading.Condition()
 
     def take(self, until: Until, nbytes: int = 0) -> Staged:
-        """One of at least so many bytes that nobody uses. It is free again when the last reference to it is gone.
+        """One of at least so many bytes that nobody uses. It is free again when it is left, and no call holds it.
 
         Raises:
             Deadline: All are in use until then.
@@ -83,14 +83,34 @@ class Staging:
 
 
 class Staged:
-    """A buffer in use, for as long as this is referred to: also by a call that nobody waits for any more."""
+    """A buffer in use, until everybody who uses it has done so: who took it, and calls that may go on without them.
 
-    __slots__ = ("_staging", "memory", "tensor")
+    Nothing depends on when the last reference to this goes. An error that somebody keeps refers to all that its
+    traceback has seen.
+    """
 
     def __init__(self, staging: Staging, memory: mmap.mmap, tensor: Tensor) -> None:
-        self._staging = staging
         self.memory = memory
         self.tensor = tensor
+        self._staging = staging
+        self._users = 1
+        self._lock = threading.Lock()
 
-    def __del__(self) -> None:
+    def hold(self) -> Callable[[], None]:
+        """Keeps it in use, until what is returned is called."""
+        with self._lock:
+            self._users += 1
+        return self._leave
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users > 0:
+                return
         self._staging._give_back(self.memory, self.tensor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._leave()

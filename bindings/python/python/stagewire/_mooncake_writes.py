@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -119,32 +120,33 @@ class Writes:
             _rows(*sources[block.part], block) if self._direct and _wide(sources[block.part][1]) else None
             for block in group.blocks
         ]
-        staged = self._staging.take(until) if None in rows else None
-        digests, pieces, at = [], [], 0
-        for block, direct in zip(group.blocks, rows, strict=True):
-            tensor, run = sources[block.part]
-            if direct is None and staged is not None:
-                run_gather((tensor, run, block.start, block.nbytes), staged.tensor, at)
-                tensor, run = staged.tensor, (at, block.nbytes, 1, block.nbytes)
-                direct = [(at, block.nbytes)]
-                digests.append(run_digest((tensor, run, 0, block.nbytes)))
-                at += block.nbytes
-                self._staged += block.nbytes
-            else:
-                digests.append(run_digest((tensor, run, block.start, block.nbytes)))
-            pieces.append((tensor, direct or []))
-        addresses = [[tensor.data_ptr + offset for offset, _ in rows] for tensor, rows in pieces]
-        lengths = [[length for _, length in rows] for _, rows in pieces]
-        places = [[0, *itertools.accumulate(row[:-1])] for row in lengths]
-        # What is read from stays as long as the call does.
-        kept = (pieces, staged)
+        with self._staging.take(until) if None in rows else contextlib.nullcontext() as staged:
+            digests, pieces, at = [], [], 0
+            for block, direct in zip(group.blocks, rows, strict=True):
+                tensor, run = sources[block.part]
+                if direct is None and staged is not None:
+                    run_gather((tensor, run, block.start, block.nbytes), staged.tensor, at)
+                    tensor, run = staged.tensor, (at, block.nbytes, 1, block.nbytes)
+                    direct = [(at, block.nbytes)]
+                    digests.append(run_digest((tensor, run, 0, block.nbytes)))
+                    at += block.nbytes
+                    self._staged += block.nbytes
+                else:
+                    digests.append(run_digest((tensor, run, block.start, block.nbytes)))
+                pieces.append((tensor, direct or []))
+            addresses = [[tensor.data_ptr + offset for offset, _ in rows] for tensor, rows in pieces]
+            lengths = [[length for _, length in rows] for _, rows in pieces]
+            places = [[0, *itertools.accumulate(row[:-1])] for row in lengths]
 
-        def write(store: Any) -> list[int]:
-            _ = kept
-            return list(store.batch_put_from_multi_buffer_ranges(keys, addresses, lengths, places))
+            def write(store: Any) -> list[int]:
+                # What is read from stays as long as the call does.
+                _ = pieces
+                return list(store.batch_put_from_multi_buffer_ranges(keys, addresses, lengths, places))
 
-        what = f"writing {group.nbytes} bytes of payload {layout.payload_id} into Mooncake Store"
-        for code, size in zip(self._client.call(what, until, write, self._undo(layout)), sizes, strict=True):
+            what = f"writing {group.nbytes} bytes of payload {layout.payload_id} into Mooncake Store"
+            after = None if staged is None else staged.hold()
+            codes = self._client.call(what, until, write, self._undo(layout), after)
+        for code, size in zip(codes, sizes, strict=True):
             if code != size:
                 raise failure(min(code, -1), what, {"payload": str(layout.payload_id)})
         return digests
