@@ -349,7 +349,7 @@ async fn watch(
             Ok(live) => break live,
             Err(Barred::Moving(live)) => live.not_moving().await,
             Err(Barred::Refused(refusal)) => {
-                watched.leave();
+                watched.refuse(refusal.clone());
                 replies.send(&Reply::Refused { id, refusal }).await;
                 return;
             }
@@ -364,8 +364,8 @@ async fn watch(
     let _brought = match live.bring().await {
         Ok(brought) => brought,
         Err(failure) => {
-            watched.leave();
             let refusal = Refusal::Failed(failure);
+            watched.refuse(refusal.clone());
             replies.send(&Reply::Refused { id, refusal }).await;
             return;
         }

@@ -61,8 +61,34 @@ impl Watched {
         }
     }
 
+    /// It is not let in. Should it have said already that it has every byte, or say so before it hears this, that is what
+    /// it is answered, too.
+    pub(super) fn refuse(&self, refusal: Refusal) {
+        let slot = std::mem::replace(&mut *self.lock(), Slot::Finished(Err(refusal)));
+        drop(slot);
+    }
+
     pub(super) fn leave(&self) {
         let slot = std::mem::replace(&mut *self.lock(), Slot::Left);
         drop(slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_refused_has_finished_nothing() {
+        for early in [true, false] {
+            let watched = Watched::default();
+            if early {
+                assert!(watched.finish().is_none(), "it is not known yet");
+            }
+            watched.refuse(Refusal::Claimed);
+            for _ in 0..2 {
+                assert!(matches!(watched.finish(), Some(Err(Refusal::Claimed))), "{watched:?}");
+            }
+        }
     }
 }

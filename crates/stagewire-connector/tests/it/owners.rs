@@ -77,7 +77,8 @@ async fn an_acknowledgement_ends_it_early() {
     };
     let (mut first, mut other) = (consume(), consume());
     first.next().await.expect("alive").expect("ready");
-    assert!(matches!(other.ack().await, Err(ConsumeError::Claimed { .. })));
+    let refused = other.ack().await;
+    assert!(matches!(refused, Err(ConsumeError::Claimed { .. })), "{refused:?}");
     latent().check(&first.fetch_all().await.expect("it is still there").tensors, None);
     other.ack().await.expect_err("it is gone");
 }
