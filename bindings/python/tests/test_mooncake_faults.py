@@ -134,6 +134,18 @@ def test_a_lender_that_stands_still_holds_nobody_up(store: MooncakeStore, lender
     until("what was given up is gone", lambda: master.metric("master_key_count") <= 4, within=40)
 
 
+def test_a_claim_that_was_given_up_holds_nobody_of_its_process_up(store: MooncakeStore, lender: Child) -> None:
+    """However late the call comes to its end that makes the claim, or takes it back."""
+    placed = store.put([b"x"])
+    for _ in range(5):
+        lender.stop()
+        assert reason(lambda: store.claim(placed, deadline=0.3)) == "mooncake_store.deadline"
+        lender.go_on()
+        with store.claim(placed):
+            assert reason(lambda: store.claim(placed)) == "payload.claimed"
+    assert store.remove(placed)
+
+
 def test_a_master_that_stands_still_holds_nobody_up(store: MooncakeStore, master: Master) -> None:
     placed = store.put([b"x"])
     master.send(signal.SIGSTOP)

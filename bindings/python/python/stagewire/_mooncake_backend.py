@@ -282,8 +282,8 @@ class Reading:
         if claim is None:
             return
         try:
-            # The claim goes with it.
             self._store.remove(self._placed, deadline=self._within)
+            claim.forget()
         except BaseException:
             claim.release()
             raise

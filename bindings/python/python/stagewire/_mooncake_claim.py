@@ -5,7 +5,8 @@ Nobody takes a claim away but its owner: whoever finds that the owner is no more
 of several gets. The claims of the dead go with the payload.
 
 A reader on this host is seen to be dead at once. One of another host is taken for dead when its claim is `LASTS`
-seconds old, by the clocks of both.
+seconds old, by the clocks of both. A claim that this process has given up may still be there, or may still come: the
+call that writes it, or takes it back, goes on without the reader that was cancelled.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _RELEASE = 1.0
 _CLEAR = 1.0
 _PAUSE = 0.01
 
+# The nonces of the claims of this process that somebody makes or holds.
+_wanted: set[str] = set()
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reader:
@@ -52,6 +56,12 @@ class Reader:
     @classmethod
     def this_process(cls) -> Self:
         return cls(_host(), os.getpid(), _started(os.getpid()), time.time(), uuid.uuid4().hex)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this process has given the claim up."""
+        mine = (self.host, self.pid, self.started) == (_host(), os.getpid(), _started(os.getpid()))
+        return mine and self.nonce not in _wanted
 
     @property
     def is_dead(self) -> bool:
@@ -94,6 +104,14 @@ def _started(pid: int) -> int:
     return int(fields[19])
 
 
+def _taken(payload_id: str, who: str) -> Conflict:
+    return Conflict(
+        f"payload {payload_id} is being read by another consumer{who}, and its first consumer deletes it",
+        reason="payload.claimed",
+        details={"payload": payload_id},
+    )
+
+
 class Claim:
     """The right to be the one reader of a payload. As a context manager it is released at the end."""
 
@@ -111,46 +129,58 @@ class Claim:
             Conflict: Another reader has it.
             Unavailable, Deadline, Cancelled: As any call.
         """
-        what = f"claiming payload {placed.payload_id} in Mooncake Store"
-        details = {"payload": placed.payload_id}
         reader = Reader.this_process()
-        for number in itertools.count():
-            claim = cls(client, placed.layout.claim_key(number), reader)
-            other, unclear = None, Until(min(_CLEAR, until.left()))
-            while other is None:
-                code = client.call(what, until, claim._write, claim._take_back)
-                # A store without room for a claim must be read all the more.
-                if code in (0, NO_ROOM):
-                    claim._held = code == 0
-                    return claim
-                # Bad arguments are what the wheel calls a key that this very process is writing.
-                if code not in (EXISTS, BAD_ARGUMENTS):
-                    raise failure(code, what, details)
-                found = reads.small(what, claim._key, until)
-                # Where none can be read, it is being written, or given back: also by this process, for one who gave up.
-                other = None if isinstance(found, int) else Reader.from_bytes(found)
+        _wanted.add(reader.nonce)
+        try:
+            for number in itertools.count():
+                claim = cls(client, placed.layout.claim_key(number), reader)
+                other = claim._try(reads, placed.payload_id, until)
                 if other is None:
-                    if not unclear.left():
-                        break
-                    until.pause(_PAUSE)
-            if other is None or not other.is_dead:
-                who = "" if other is None else f" (process {other.pid} of host {other.host.partition('/')[0]})"
-                raise Conflict(
-                    f"payload {placed.payload_id} is being read by another consumer{who}, and its first consumer "
-                    "deletes it",
-                    reason="payload.claimed",
-                    details=details,
-                )
+                    return claim
+                if not other.is_dead:
+                    raise _taken(placed.payload_id, f" (process {other.pid} of host {other.host.partition('/')[0]})")
+        except BaseException:
+            _wanted.discard(reader.nonce)
+            raise
         raise AssertionError
 
     def release(self) -> None:
         """Lets others have it, this process among them. Calling it again does nothing."""
-        held, self._held = self._held, False
+        held = self._held
+        self.forget()
         if held:
             # Nobody else has a claim of this number. Where the master does not answer in time, this one ends with its
             # process, or with the payload.
             with contextlib.suppress(StagewireError):
                 self._client.call("giving a claim back", Until(_RELEASE), self._take_back)
+
+    def forget(self) -> None:
+        """It has gone with the payload."""
+        self._held = False
+        _wanted.discard(self._reader.nonce)
+
+    def _try(self, reads: Reads, payload_id: str, until: Until) -> Reader | None:
+        """Claims this number, or says who has it."""
+        what = f"claiming payload {payload_id} in Mooncake Store"
+        unclear: Until | None = None
+        while True:
+            code = self._client.call(what, until, self._write, self._take_back)
+            # A store without room for a claim must be read all the more.
+            if code in (0, NO_ROOM):
+                self._held = code == 0
+                return None
+            # Bad arguments are what the wheel calls a key that this very process is writing.
+            if code not in (EXISTS, BAD_ARGUMENTS):
+                raise failure(code, what, {"payload": payload_id})
+            found = reads.small(what, self._key, until)
+            # Where none can be read, it is being written, or given back.
+            other = None if isinstance(found, int) else Reader.from_bytes(found)
+            if other is not None and not other.is_leaving:
+                return other
+            unclear = unclear or Until(min(_CLEAR, until.left()))
+            if not unclear.left():
+                raise _taken(payload_id, "")
+            until.pause(_PAUSE)
 
     def _write(self, store: Any) -> int:
         record = Tensor.from_buffer(self._reader.to_bytes())
