@@ -9,6 +9,7 @@ use std::time::Duration;
 use stagewire_core::{Capability, Handle, Incarnation, Lease, PayloadId, Peer, Token, TransferMode};
 use stagewire_transfer::{Host, HostOptions, Memory, Network, RegisterError, RegisterOptions, listen_unix};
 use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 pub use options::{ConnectorOptions, ConnectorStats};
@@ -133,6 +134,8 @@ impl Connector {
             staged: Arc::default(),
             modes: ModeCounters::default(),
             registered: Registry::default(),
+            moving: TaskTracker::new(),
+            parting: TaskTracker::new(),
         });
         Ok(Arc::new(Self { shared }))
     }
@@ -266,10 +269,15 @@ impl Connector {
     /// # Cancel safety
     /// The store may have taken the payload though the future was dropped; a repeated call then finds it there.
     pub async fn store(&self, handle: &Handle, token: Option<Token>, wait: Duration) -> Result<Handle, PutError> {
-        let live = self.shared.table().get(handle.payload);
-        let live = live.ok_or_else(|| PutError::NotHeld {
-            at: PutPlace::new(handle, None),
-        })?;
+        let table = self.shared.table();
+        let Some(live) = table.get(handle.payload) else {
+            return match table.gone(handle.payload) {
+                Some(Gone::Moved(store)) => Ok(put::moved(handle, &store)),
+                _ => Err(PutError::NotHeld {
+                    at: PutPlace::new(handle, None),
+                }),
+            };
+        };
         let put = Put {
             token,
             wait,
@@ -334,9 +342,16 @@ impl Connector {
 
     /// Releases every payload, ends every connection and removes the sockets. Calling it again does nothing.
     ///
+    /// Stores that may have taken a payload which was given up are told first, for at most 2 s.
+    ///
     /// Views that consumers of this process still hold stay valid.
     pub async fn close(&self) {
+        self.shared.parted().await;
         if self.shared.end() {
+            // What was on its way into a store ends now.
+            self.shared.moved().await;
+            self.shared.parted().await;
+            self.shared.links.close();
             self.shared.network.shutdown().await;
             self.shared.host.shutdown().await;
         }

@@ -1,5 +1,6 @@
 //! The payloads that this process holds for others.
 
+mod asked;
 mod claim;
 mod keep;
 mod tombstones;
@@ -15,6 +16,7 @@ use stagewire_core::{Capability, Failure, Handle, PayloadId, PayloadLife, Payloa
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use asked::Asked;
 use claim::Mover;
 pub(crate) use claim::{Barred, Claim, Move};
 pub(crate) use keep::{Brought, Keep};
@@ -39,6 +41,7 @@ pub(crate) struct Live {
     claimed: watch::Sender<bool>,
     /// The rights of stores that pull the payload, which none but them consumes meanwhile where it is deleted on consume.
     moves: watch::Sender<Vec<(Capability, Arc<Peer>)>>,
+    asked: Asked,
 }
 
 impl Live {
@@ -59,6 +62,7 @@ impl Live {
             keep: Mutex::new(Some(keep)),
             claimed: watch::Sender::new(false),
             moves: watch::Sender::default(),
+            asked: Asked::default(),
         }
     }
 
@@ -176,6 +180,11 @@ impl Live {
     pub(crate) fn begin_move(self: &Arc<Self>, right: Capability, store: Arc<Peer>) -> Move {
         self.moves.send_modify(|moves| moves.push((right, store)));
         Move::new(Arc::clone(self), right)
+    }
+
+    /// The stores that may have taken it.
+    pub(crate) const fn asked(&self) -> &Asked {
+        &self.asked
     }
 
     /// Waits until nobody moves the payload any more.

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{Capability, Handle, Token, TransferMode};
+use stagewire_core::{Capability, Handle, Peer, Token, TransferMode};
 use tokio::time::Instant;
 
 use crate::connector::Shared;
 use crate::link::Reserved;
 use crate::live::{Gone, Live};
-use crate::wire::{Refusal, Reply, Request};
+use crate::wire::{self, Refusal, Reply, Request};
 use crate::{PutError, PutPlace};
 
 /// How much longer the answer may take than what the store itself waits.
@@ -33,6 +33,7 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
     let begin = Instant::now();
     let right = Capability::from_random(rand::random());
     let moving = live.begin_move(right, Arc::new(store.clone()));
+    let mut first = false;
     let exchange = async {
         // Room is reserved on one connection.
         let reserved = reserved.filter(|reserved| reserved.link().is_open());
@@ -51,6 +52,7 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
             wait_ms: millis(left),
             reserved: reserved.as_ref().map(Reserved::id),
         };
+        first = live.asked().add(&store);
         Ok(link.ask(request).await)
     };
     let waited = wait.saturating_add(GRACE);
@@ -63,18 +65,30 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
             shared.table().release_this(live, Gone::Moved(Arc::new(store)));
             return Ok(stored);
         }
-        Ok(Ok(reply)) => refused(at(), reply),
+        Ok(Ok(reply)) => {
+            if first && matches!(reply, Some(Reply::Refused { .. })) {
+                live.asked().remove(&store);
+            }
+            refused(at(), reply)
+        }
         Ok(Err(source)) => PutError::Link { at: at(), source },
         Err(_) => PutError::Deadline { at: at(), waited },
     };
     // From here on the store cannot take it any more. It may have, and its answer was lost.
     drop(moving);
     match shared.table().gone(live.handle().payload) {
-        Some(Gone::Moved(_)) if !shared.table().has(live) => Ok(Handle {
-            mode: TransferMode::Store,
-            ..live.handle().clone()
-        }),
+        Some(Gone::Moved(store)) if !shared.table().has(live) => Ok(moved(live.handle(), &store)),
         _ => Err(error),
+    }
+}
+
+/// The handle of a payload that is in the store, which has not said where in it.
+pub(crate) fn moved(handle: &Handle, store: &Peer) -> Handle {
+    Handle {
+        mode: TransferMode::Store,
+        holder: store.clone(),
+        regions: wire::nowhere(&handle.manifest),
+        ..handle.clone()
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{Handle, Peer, TransferMode};
+use futures::future::join_all;
+use stagewire_core::{Handle, Incarnation, Peer, TransferMode};
 use tokio::time::Instant;
 
 use crate::ReleaseError;
@@ -16,27 +17,41 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 pub(crate) async fn release(shared: &Arc<Shared>, handle: &Handle) -> Result<(), ReleaseError> {
     let stored = handle.mode == TransferMode::Store;
-    release_from(shared, handle, vec![handle.holder.clone()], stored).await
+    release_from(shared, handle, vec![handle.holder.clone()], stored, None).await
 }
 
-/// Ends a payload of this process that a store may have taken, whatever became of it here.
-pub(crate) async fn release_from_stores(shared: &Arc<Shared>, handle: &Handle) -> Result<(), ReleaseError> {
-    let stores = shared.stores_of_run_dir().collect();
-    release_from(shared, handle, stores, true).await
+/// Ends a payload in each of these stores, any of which may have it, and in those that came in their places, but not in
+/// the one that is to keep it.
+pub(crate) async fn release_from_each(
+    shared: &Arc<Shared>,
+    handle: &Handle,
+    stores: Vec<Peer>,
+    keeper: Option<Incarnation>,
+) -> Result<(), ReleaseError> {
+    let stores = stores.into_iter().filter(|store| Some(store.incarnation) != keeper);
+    let each = stores.map(|store| release_from(shared, handle, vec![store], true, keeper));
+    join_all(each).await.into_iter().collect()
 }
 
-/// `stored` says that the holders are stores: one that has died has the payload again when it is back.
+/// `stored` says that the holders are stores: one that has died has the payload again when it is back. `keeper` is not asked.
 async fn release_from(
     shared: &Arc<Shared>,
     handle: &Handle,
     mut holders: Vec<Peer>,
     mut stored: bool,
+    keeper: Option<Incarnation>,
 ) -> Result<(), ReleaseError> {
     let begin = Instant::now();
-    let (mut asked, mut error, mut lost) = (0, None, None);
+    let (mut asked, mut error) = (0, None);
+    let (mut lost, mut without) = (Vec::new(), Vec::new());
     loop {
         while let Some(holder) = holders.get(asked).cloned() {
             asked += 1;
+            if Some(holder.incarnation) == keeper {
+                // What it has is what is to be kept.
+                without.push(holder);
+                continue;
+            }
             match ask(shared, handle, &holder).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(Refusal::Denied)) => {
@@ -47,17 +62,22 @@ async fn release_from(
                     holders.push(store);
                     stored = true;
                 }
-                // Its producer may be gone, or have forgotten that it moved. The next store would know it.
-                Ok(Some(Refusal::Unknown)) => lost = None,
+                // Its producer may be gone, or have forgotten that it moved.
+                Ok(Some(Refusal::Unknown)) => without.push(holder),
                 // It has ended in another way.
                 Ok(Some(_)) => return Ok(()),
                 Err(Some(silent)) => error = Some(silent),
-                Err(None) if stored => lost = Some(holder.process.pid),
+                Err(None) if stored => lost.push(holder),
                 Err(None) => {}
             }
             look_for_stores(shared, &mut holders);
         }
-        let Some(pid) = lost else {
+        let current = shared.store_of_run_dir();
+        let current = current.filter(|store| without.iter().any(|other| other.incarnation == store.incarnation));
+        if let Some(current) = &current {
+            lost.retain(|dead| !shared.succeeds(current, dead));
+        }
+        let Some(dead) = lost.last() else {
             return error.map_or(Ok(()), Err);
         };
         if begin.elapsed() >= ANEW_WITHIN {
@@ -65,7 +85,7 @@ async fn release_from(
             return Err(ReleaseError::StoreLost {
                 request,
                 payload,
-                pid,
+                pid: dead.process.pid,
                 waited,
             });
         }

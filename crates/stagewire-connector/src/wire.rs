@@ -20,7 +20,9 @@
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use stagewire_core::{Capability, Failure, Incarnation, MAX_METADATA, PayloadId, Peer, ProcessRef, RegionRef, Token};
+use stagewire_core::{
+    Capability, Failure, Incarnation, MAX_METADATA, Manifest, PayloadId, Peer, ProcessRef, RegionRef, Token,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
@@ -64,7 +66,7 @@ pub(crate) enum Request {
         id: u32,
         payload: PayloadId,
         capability: Capability,
-        /// The handle is one of another holder: the consumer must be told where the bytes are.
+        /// The handle is one of another holder, or does not say where the bytes are: the consumer must be told.
         moved: bool,
     },
     /// The consumer has every byte that it wants.
@@ -143,6 +145,23 @@ impl State {
     pub(crate) fn complete(&self) -> impl Iterator<Item = u32> + use<> {
         (0..self.readable).chain(self.early.clone())
     }
+}
+
+/// Regions that nobody has: where the bytes are is said once somebody asks for them.
+pub(crate) fn nowhere(manifest: &Manifest) -> Vec<RegionRef> {
+    let region = |len| RegionRef {
+        transport: "shm".to_owned(),
+        region: u64::MAX,
+        generation: 0,
+        capability: Capability::from_random([0; 16]),
+        len,
+    };
+    manifest.tensors().map(|tensor| region(tensor.nbytes().0)).collect()
+}
+
+/// Whether this is one of [`nowhere`].
+pub(crate) const fn is_nowhere(region: &RegionRef) -> bool {
+    region.region == u64::MAX
 }
 
 /// Why a payload gets no more chunks.

@@ -1,13 +1,14 @@
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use stagewire_core::{Peer, StageName};
+use stagewire_core::{Incarnation, Peer, StageName};
 use stagewire_transfer::{Host, Network, SocketFile, Transport};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio_util::task::TaskTracker;
 
 use crate::carriers::Carriers;
 use crate::link::Links;
@@ -17,7 +18,10 @@ use crate::publish::settle::Settling;
 use crate::registered::Registry;
 use crate::serve::Holder;
 use crate::wire::End;
-use crate::{ModeReason, Publication, store_file};
+use crate::{ModeReason, Publication, release, store_file};
+
+/// How long closing waits for tasks to end.
+const END_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a connector and everything that came from it have in common.
 pub(crate) struct Shared {
@@ -38,6 +42,10 @@ pub(crate) struct Shared {
     pub(super) staged: Arc<AtomicU64>,
     pub(super) modes: ModeCounters,
     pub(super) registered: Registry,
+    /// Moves payloads into stores.
+    pub(super) moving: TaskTracker,
+    /// Tells stores what they are not to keep.
+    pub(super) parting: TaskTracker,
 }
 
 impl fmt::Debug for Shared {
@@ -106,6 +114,18 @@ impl Shared {
         named.into_iter().chain(found)
     }
 
+    /// The store that serves the run directory now, alive or not.
+    pub(crate) fn store_of_run_dir(&self) -> Option<Peer> {
+        store_file::find(&self.run_dir)
+    }
+
+    /// Whether `store`, which serves the run directory now, has come in the place of one that is dead, and so has what
+    /// that one had: nobody announces itself before.
+    pub(crate) fn succeeds(&self, store: &Peer, dead: &Peer) -> bool {
+        let place = |peer: &Peer| Path::new(&peer.socket).parent().map(Path::to_owned);
+        store.incarnation != dead.incarnation && self.is_here(dead) && place(store) == place(dead)
+    }
+
     /// Says that this process is the store of its run directory.
     pub(crate) fn announce_store(&self) {
         if let Err(error) = store_file::announce(&self.run_dir, &self.peer) {
@@ -150,6 +170,36 @@ impl Shared {
         Some(publication)
     }
 
+    /// Ends a payload in the stores that may have taken it, all but the one that is to keep it. Closing waits for that.
+    pub(crate) fn release_elsewhere(self: &Arc<Self>, live: &Live, keeper: Option<Incarnation>) {
+        let stores = live.asked().all();
+        if stores.iter().all(|store| Some(store.incarnation) == keeper) {
+            return;
+        }
+        let (shared, handle) = (Arc::clone(self), live.handle().clone());
+        let parting = async move {
+            if let Err(error) = release::release_from_each(&shared, &handle, stores, keeper).await {
+                tracing::warn!(%error, "a store may keep a payload that it is not to keep");
+            }
+        };
+        self.parting.spawn_on(parting, &self.runtime);
+    }
+
+    /// Has a payload move into a store. Closing waits for that to end.
+    pub(crate) fn spawn_move(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        self.moving.spawn_on(task, &self.runtime).abort_handle()
+    }
+
+    /// Waits until nothing moves any more, which is soon once every payload has ended here.
+    pub(super) async fn moved(&self) {
+        over(&self.moving).await;
+    }
+
+    /// Waits until stores know what they are not to keep.
+    pub(super) async fn parted(&self) {
+        over(&self.parting).await;
+    }
+
     /// Ends everything that needs no waiting. Returns whether it had not ended before.
     pub(super) fn end(&self) -> bool {
         if self.closed.send_replace(true) {
@@ -165,4 +215,10 @@ impl Shared {
         store_file::withdraw(&self.run_dir, &self.peer);
         true
     }
+}
+
+/// Waits until every task has ended, but not for ever.
+async fn over(tasks: &TaskTracker) {
+    tasks.close();
+    let _ = tokio::time::timeout(END_WITHIN, tasks.wait()).await;
 }

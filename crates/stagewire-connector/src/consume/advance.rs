@@ -14,7 +14,7 @@ use super::seek::Sought;
 use super::{Chunk, ChunkView, ConsumeError, Consumer, Place};
 use crate::digest;
 use crate::link::{Heard, Watching};
-use crate::wire::{End, Refusal, State};
+use crate::wire::{self, End, Refusal, State};
 
 /// How long a holder may take to acknowledge that the consumer is done.
 const FINISH_WITHIN: Duration = Duration::from_secs(1);
@@ -225,7 +225,8 @@ impl Consumer {
                     }
                 }
             })?;
-        Ok(link.watch(self.handle.payload, self.handle.capability, self.is_elsewhere()))
+        let untold = self.is_elsewhere() || self.handle.regions.iter().any(wire::is_nowhere);
+        Ok(link.watch(self.handle.payload, self.handle.capability, untold))
     }
 
     fn hear(&mut self, heard: Heard) -> Result<(), ConsumeError> {

@@ -12,7 +12,6 @@ use crate::connector::Shared;
 use crate::link::Reserved;
 use crate::live::{Gone, Live};
 use crate::put::{self, Put};
-use crate::release;
 use crate::wire::End;
 use crate::{ModeReason, PutError, PutPlace};
 
@@ -64,15 +63,15 @@ impl Settling {
     /// Begins. `wait` bounds how long the store may take.
     pub(crate) fn begin(self: &Arc<Self>, shared: &Arc<Shared>, live: &Arc<Live>, plan: Plan, wait: Duration) {
         let (shared, live, settling) = (Arc::clone(shared), Arc::clone(live), Arc::clone(self));
-        let runtime = shared.runtime().clone();
+        let all = Arc::clone(&shared);
         let task = match plan {
             Plan::Stay => return self.stay(&live),
-            Plan::Store => runtime.spawn(async move { settling.store(&shared, &live, wait).await }),
+            Plan::Store => all.spawn_move(async move { settling.store(&shared, &live, wait).await }),
             Plan::StoreWithout(consumer) => {
-                runtime.spawn(async move { settling.guard(&shared, &live, &consumer, wait).await })
+                all.spawn_move(async move { settling.guard(&shared, &live, &consumer, wait).await })
             }
         };
-        *lock(&self.task) = Some(task.abort_handle());
+        *lock(&self.task) = Some(task);
     }
 
     /// Which way the payload goes, as far as it is known now.
@@ -126,7 +125,7 @@ impl Settling {
             if let Some(task) = lock(&self.task).take() {
                 task.abort();
             }
-            release_elsewhere(shared, live);
+            shared.release_elsewhere(live, None);
         }
         cancelled
     }
@@ -141,9 +140,8 @@ impl Settling {
             }
             Err(error) => {
                 // Nobody else would end it, and consumers are told why it is gone.
-                if shared.table().release_this(live, Gone::Failed(error.to_failure())) {
-                    release_elsewhere(shared, live);
-                }
+                shared.table().release_this(live, Gone::Failed(error.to_failure()));
+                shared.release_elsewhere(live, None);
                 Err(Arc::new(error))
             }
         };
@@ -193,6 +191,8 @@ impl Settling {
             // It stays here, for as long as its lease says.
             Err(error) => {
                 tracing::warn!(%payload, %error, "the consumer was lost, and the store has not taken its payload");
+                let here = shared.table().has(live).then(|| shared.peer().incarnation);
+                shared.release_elsewhere(live, here);
             }
         }
     }
@@ -200,17 +200,6 @@ impl Settling {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Ends a payload that has ended here in stores as well, of which one may have taken it and could not say so.
-fn release_elsewhere(shared: &Arc<Shared>, live: &Live) {
-    let (shared, handle) = (Arc::clone(shared), live.handle().clone());
-    let runtime = shared.runtime().clone();
-    runtime.spawn(async move {
-        if let Err(error) = release::release_from_stores(&shared, &handle).await {
-            tracing::warn!(%error, "a store may keep a payload that was given up");
-        }
-    });
 }
 
 /// Waits until every chunk is there, or none comes any more.
@@ -235,13 +224,20 @@ async fn move_to_store(
 ) -> Result<Handle, PutError> {
     let begin = Instant::now();
     loop {
+        if shared.is_closed() {
+            let at = PutPlace::new(live.handle(), None);
+            return Err(PutError::Cancelled { at });
+        }
         let put = Put {
             token: None,
             wait: wait.saturating_sub(begin.elapsed()),
             reserved: reserved.take(),
         };
         let error = match put::put(shared, live, put).await {
-            Ok(stored) => return Ok(stored),
+            Ok(stored) => {
+                shared.release_elsewhere(live, Some(stored.holder.incarnation));
+                return Ok(stored);
+            }
             Err(error) => error,
         };
         if !shared.table().has(live) {
@@ -264,3 +260,6 @@ async fn move_to_store(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stagewire_core::{Capability, Manifest, PayloadId, RegionRef};
+use stagewire_core::PayloadId;
 use stagewire_store::{HostStore, OpenError, Recovery, StoreOptions};
 
 use super::label::Label;
@@ -10,6 +10,7 @@ use super::{StoreService, Stored};
 use crate::Connector;
 use crate::connector::Shared;
 use crate::live::Live;
+use crate::wire;
 
 impl StoreService {
     /// Opens a store in the arena of `connector` and serves it, see [`StoreService::serve`]; a durable one with
@@ -35,7 +36,7 @@ impl StoreService {
 
 fn restore(shared: &Arc<Shared>, store: &HostStore, payload: PayloadId, label: Label) {
     let (owner, left) = (label.owner, label.left());
-    let regions = elsewhere(label.manifest());
+    let regions = wire::nowhere(label.manifest());
     let handle = label.handle(payload, shared.peer().clone(), regions);
     let keep = Stored::new(store, payload);
     let live = Live::new(handle, owner, Arc::new(keep));
@@ -44,16 +45,4 @@ fn restore(shared: &Arc<Shared>, store: &HostStore, payload: PayloadId, label: L
         // Its producer, this very process, has published it again. That one goes on.
         None => tracing::warn!(%payload, "a payload of the store before is held already"),
     }
-}
-
-/// Regions that nobody has: where the bytes are is said once somebody asks for them.
-fn elsewhere(manifest: &Manifest) -> Vec<RegionRef> {
-    let region = |len| RegionRef {
-        transport: "shm".to_owned(),
-        region: u64::MAX,
-        generation: 0,
-        capability: Capability::from_random([0; 16]),
-        len,
-    };
-    manifest.tensors().map(|tensor| region(tensor.nbytes().0)).collect()
 }

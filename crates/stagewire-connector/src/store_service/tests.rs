@@ -1,9 +1,9 @@
-use stagewire_core::{DType, Entry, EntryValue, Manifest, PayloadKind, StageName, TensorSpec};
+use stagewire_core::{DType, Entry, EntryValue, Incarnation, Manifest, PayloadKind, StageName, TensorSpec};
 use stagewire_store::TokenGate;
 use stagewire_transfer::Borrowed;
 
 use super::*;
-use crate::release::release_from_stores;
+use crate::release::release_from_each;
 use crate::{ConnectorOptions, Publication, PublishSpec, ReleaseError};
 
 /// A producer, a store beside it, and a payload of the producer.
@@ -57,8 +57,11 @@ async fn what_a_store_has_taken_ends_there_too() {
     let world = World::new().await;
     let (shared, keeper) = (world.producer.shared(), &world.keeper);
     let handle = world.publication.handle().clone();
+    let release = async |handle: Handle, keeps: Option<Incarnation>| {
+        release_from_each(shared, &handle, vec![keeper.peer().clone()], keeps).await
+    };
     // Nobody has it: that is no error.
-    release_from_stores(shared, &handle).await.expect("nothing to do");
+    release(handle.clone(), None).await.expect("nothing to do");
     assert_eq!(world.producer.live(), [handle.payload], "only stores were asked");
 
     world.put().await;
@@ -67,9 +70,12 @@ async fn what_a_store_has_taken_ends_there_too() {
         capability: Capability::from_random([9; 16]),
         ..handle.clone()
     };
-    let error = release_from_stores(shared, &forged).await.expect_err("forged");
+    let error = release(forged, None).await.expect_err("forged");
     assert!(matches!(error, ReleaseError::Denied { .. }), "{error}");
-    release_from_stores(shared, &handle).await.expect("it is there");
+    let keeps = Some(keeper.peer().incarnation);
+    release(handle.clone(), keeps).await.expect("nobody else has it");
+    assert_eq!(keeper.live(), [handle.payload]);
+    release(handle.clone(), None).await.expect("it is there");
     assert!(keeper.live().is_empty() && !world.service.store().has(handle.payload));
 }
 
@@ -112,4 +118,31 @@ async fn a_repeated_put_proves_its_right() {
         );
     }
     assert_eq!(world.keeper.live(), [first.payload]);
+}
+
+/// What one live store does not have another may, which is only dead for now: none but the one in its place knows.
+#[tokio::test]
+async fn a_store_speaks_for_the_one_before_it_only() {
+    let world = World::new().await;
+    let stored = world.put().await;
+    let other = |named: &str| {
+        let mut handle = stored.clone();
+        handle.payload = PayloadId(uuid::Uuid::new_v4());
+        handle.holder.incarnation = Incarnation(uuid::Uuid::new_v4());
+        handle.holder.socket = named.to_owned();
+        handle
+    };
+    // Dead, of the run directory that the store serves.
+    let before = other(&format!("{}.before", stored.holder.socket));
+    let released = world.producer.release_handle(&before).await;
+    released.expect("the store in its place does not have it");
+    for dead in [other("/nowhere/x.ctl"), before.clone()] {
+        // Alive, and named, but no store of the run directory.
+        world.producer.set_store(Some(world.producer.peer().clone()));
+        if dead == before {
+            world.keeper.close().await;
+        }
+        let error = world.producer.release_handle(&dead).await.expect_err("nobody knows");
+        assert!(matches!(error, ReleaseError::StoreLost { .. }), "{error}");
+    }
 }
