@@ -86,6 +86,27 @@ def test_submit_says_what_it_is_told(server: FakeServer, face: str) -> None:
     assert len(headers["idempotency-key"]) == 36
 
 
+def test_class_and_deadline_stand_beside_the_parameters(server: FakeServer, face: str) -> None:
+    def steps(client: Any) -> Any:
+        yield client.submit(prompt="x", job_class="interactive", queue_deadline=2.5)
+        yield client.submit(prompt="x")
+
+    Driver(face, url=server.url)(steps)
+    bodies = [json.loads(body) for _, _, _, body in server.asked("/v1/jobs")]
+    assert bodies[0] == {"params": {"prompt": "x"}, "class": "interactive", "queue_deadline_s": 2.5}
+    assert bodies[1] == {"params": {"prompt": "x"}}
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan"), float("inf")])
+def test_a_deadline_that_cannot_be_is_refused(server: FakeServer, face: str, deadline: float) -> None:
+    def steps(client: Any) -> Any:
+        yield client.submit(prompt="x", queue_deadline=deadline)
+
+    with pytest.raises(errors.Invalid, match=f"queue deadline of {deadline} s") as refused:
+        Driver(face, url=server.url)(steps)
+    assert refused.value.reason == "job.deadline"
+
+
 def test_submit_refuses_what_json_cannot_carry(server: FakeServer) -> None:
     with Client(server.url) as client:
         with pytest.raises(errors.Invalid, match="do not fit into JSON"):

@@ -70,7 +70,7 @@ impl fmt::Display for Token {
     }
 }
 
-/// Name of a stage or pipeline: 1 to 64 of `a–z`, `0–9`, `-`, `_`, starting with a letter.
+/// Name of a stage, class or pipeline: 1 to 64 of `a–z`, `0–9`, `-`, `_`, starting with a letter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct StageName(Arc<str>);

@@ -1,3 +1,4 @@
+use crate::sched::DROPPED;
 use crate::{Event, Loss, OfferEnd, Outcome};
 
 /// What has happened, counted from the applied events, those of a replay included.
@@ -8,6 +9,8 @@ pub struct Counters {
     pub jobs_submitted: u64,
     pub jobs_succeeded: u64,
     pub jobs_failed: u64,
+    /// Those among the failed ones that had not begun by their queue deadline.
+    pub jobs_dropped: u64,
     pub jobs_cancelled: u64,
     pub offers: u64,
     pub offers_declined: u64,
@@ -34,6 +37,14 @@ pub struct Counters {
 
 impl Counters {
     pub(crate) fn count(&mut self, event: &Event) {
+        if let Event::JobEnded {
+            outcome: Outcome::Failed(failure),
+            ..
+        } = event
+            && failure.reason == DROPPED
+        {
+            self.jobs_dropped += 1;
+        }
         let counter = match event {
             Event::JobSubmitted { .. } => &mut self.jobs_submitted,
             Event::JobEnded { outcome, .. } => match outcome {

@@ -1,9 +1,10 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Token};
 
-use crate::{IdempotencyKey, Outcome, PayloadInfo, ResultInfo, WorkerInfo};
+use crate::{IdempotencyKey, Outcome, PayloadInfo, ResultInfo, Terms, WorkerInfo};
 
 /// A fact: something that was decided. State changes by events and by nothing else.
 ///
@@ -20,6 +21,7 @@ pub enum Event {
         job: JobId,
         params: Arc<str>,
         key: Option<IdempotencyKey>,
+        terms: Terms,
     },
     /// The job will be cancelled once its attempts have stopped.
     JobCancelling { job: JobId },
@@ -85,11 +87,12 @@ pub enum Event {
     WorkerDraining { worker: Incarnation },
     /// No worker gets offers any more, and no job is accepted.
     Draining,
-    /// The attempt was offered.
+    /// The attempt was offered. Its class pays the price, which is what the attempt is predicted to take.
     Offered {
         token: Token,
         stage: StageName,
         worker: Incarnation,
+        price: Duration,
     },
     /// The offer ended without a grant.
     OfferEnded { token: Token, end: OfferEnd },

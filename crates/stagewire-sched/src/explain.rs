@@ -7,8 +7,12 @@ use stagewire_core::{Failure, Incarnation, Progress, StageName};
 pub struct Waiting {
     /// The stage; `None` where the whole job waits.
     pub stage: Option<StageName>,
+    /// The class of the job.
+    pub class: StageName,
     /// For how long.
     pub waited: Duration,
+    /// When the job is dropped, unless it has begun until then.
+    pub dropped_in: Option<Duration>,
     /// For what.
     pub cause: WaitCause,
 }
@@ -23,9 +27,11 @@ pub enum WaitCause {
     /// A worker of the stage: none is attached. `away` ones may come back.
     NoWorker { away: u32 },
     /// A free slot: of `advertised` ones `running` are used, `reserved` offered, `stopping` not yet freed by attempts that were told to stop, and `paused` belong to workers that
-    /// declined an offer or did not answer it; `declined` says why the last of them did. `ahead` jobs come first.
+    /// declined an offer or did not answer it; `declined` says why the last of them did. `ahead` jobs of its class come first, and `others` wait in other classes, which get their
+    /// share in between.
     Slot {
         ahead: usize,
+        others: usize,
         advertised: u32,
         running: u32,
         reserved: u32,
@@ -33,10 +39,15 @@ pub enum WaitCause {
         paused: u32,
         declined: Option<Failure>,
     },
-    /// Payloads of the stage to be released: `held` of `limit` are held. `ahead` jobs come first.
-    Credit { ahead: usize, held: u32, limit: u32 },
-    /// Nothing: it is offered at the next poll.
-    Dispatch { ahead: usize },
+    /// Payloads of the stage to be released: `held` of `limit` are held. `ahead` and `others` as for a slot.
+    Credit {
+        ahead: usize,
+        others: usize,
+        held: u32,
+        limit: u32,
+    },
+    /// Nothing: it is offered at the next poll. `ahead` and `others` as for a slot.
+    Dispatch { ahead: usize, others: usize },
     /// The server to restart: it is draining.
     Draining,
     /// A worker's answer to the offer.

@@ -5,7 +5,7 @@ use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp};
 use crate::job::{Job, Phase};
 use crate::queue::{Queue, Rank};
 use crate::timers::{Timer, Timers};
-use crate::topology::{StageIndex, Topology};
+use crate::topology::{ClassIndex, StageIndex, Topology};
 use crate::worker::Worker;
 use crate::{Holder, Limits};
 
@@ -33,7 +33,7 @@ pub(crate) struct Index {
 /// What the index holds of one stage of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StageMark {
-    rank: Option<Rank>,
+    rank: Option<(ClassIndex, Rank)>,
     deadline: Option<(Timestamp, Timer)>,
     payload: Option<(PayloadId, Holder)>,
     credit: bool,
@@ -47,6 +47,7 @@ pub(crate) struct JobMark {
     nbytes: u64,
     ended: Option<Timestamp>,
     cancel: Option<Timestamp>,
+    drop: Option<Timestamp>,
     stages: Vec<StageMark>,
 }
 
@@ -62,10 +63,11 @@ pub(crate) struct WorkerMark {
 
 impl JobMark {
     pub(crate) fn of(topology: &Topology, limits: &Limits, job: &Job) -> Self {
+        let class = topology.class_index(&job.terms.class);
         let mark = |stage: StageIndex| {
             let run = job.run(stage);
             let rank = match run.phase {
-                Phase::Queued { again, .. } => Some(Rank::new(again, job.number, job.id)),
+                Phase::Queued { again, .. } => Some((class, Rank::new(again, job))),
                 _ => None,
             };
             let deadline = match &run.phase {
@@ -88,6 +90,7 @@ impl JobMark {
             nbytes: job.params.len() as u64,
             ended: job.ended(),
             cancel: job.cancel_deadline(limits),
+            drop: job.drop_deadline(topology),
             stages: topology.indices().map(mark).collect(),
         }
     }
@@ -112,7 +115,7 @@ impl WorkerMark {
 impl Index {
     pub(crate) fn new(topology: &Topology) -> Self {
         Self {
-            queues: vec![Queue::default(); topology.stages().len()],
+            queues: vec![Queue::new(topology); topology.stages().len()],
             timers: Timers::default(),
             payloads: BTreeMap::new(),
             held_by: BTreeMap::new(),
@@ -143,6 +146,7 @@ impl Index {
         }
         if let Some(mark) = before {
             self.timers.clear(mark.cancel, Timer::Cancel(mark.job));
+            self.timers.clear(mark.drop, Timer::Drop(mark.job));
             match mark.ended {
                 Some(at) => _ = self.ended.remove(&(at, mark.job)),
                 None => {
@@ -153,6 +157,7 @@ impl Index {
         }
         if let Some(mark) = after {
             self.timers.set(mark.cancel, Timer::Cancel(mark.job));
+            self.timers.set(mark.drop, Timer::Drop(mark.job));
             match mark.ended {
                 Some(at) => _ = self.ended.insert((at, mark.job)),
                 None => {
@@ -165,8 +170,8 @@ impl Index {
 
     fn remove_stage(&mut self, stage: StageIndex, mark: StageMark) {
         let queue = &mut self.queues[stage.get()];
-        if let Some(rank) = mark.rank {
-            queue.ready.remove(&rank);
+        if let Some((class, rank)) = mark.rank {
+            queue.remove(class, &rank);
         }
         queue.held -= u32::from(mark.credit);
         if let Some((deadline, timer)) = mark.deadline {
@@ -185,8 +190,8 @@ impl Index {
 
     fn insert_stage(&mut self, job: JobId, stage: StageIndex, mark: StageMark) {
         let queue = &mut self.queues[stage.get()];
-        if let Some(rank) = mark.rank {
-            queue.ready.insert(rank);
+        if let Some((class, rank)) = mark.rank {
+            queue.insert(class, rank);
         }
         queue.held += u32::from(mark.credit);
         if let Some((deadline, timer)) = mark.deadline {

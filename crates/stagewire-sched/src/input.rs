@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stagewire_core::{ByteCount, Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Token};
@@ -26,6 +27,8 @@ pub enum Input {
         params: Arc<str>,
         /// Makes the submission repeatable.
         key: Option<IdempotencyKey>,
+        /// How urgent it is.
+        urgency: Urgency,
     },
     /// Somebody does not want the job any more.
     Cancel {
@@ -146,6 +149,28 @@ pub struct IdempotencyKey {
     pub key: String,
     /// Hash of the request.
     pub hash: u64,
+}
+
+/// How urgent a submission is, and what it is like.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Urgency {
+    /// Name of its class; `None` is [`Topology::default_class`](crate::Topology::default_class).
+    pub class: Option<String>,
+    /// It is dropped where it has not begun so long after it was submitted; `None` leaves that to its class.
+    pub queue_deadline: Option<Duration>,
+    /// Jobs of the same shape are predicted to take the same time in a stage.
+    pub shape: u64,
+}
+
+/// What was agreed about a job when it was submitted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// Its class. Should the pipeline not have that any more, it is treated as one of the default class.
+    pub class: StageName,
+    /// It is dropped where it has not begun so long after it was submitted.
+    pub queue_deadline: Option<Duration>,
+    /// Jobs of the same shape are predicted to take the same time in a stage.
+    pub shape: u64,
 }
 
 /// One life of one worker process, as it presents itself.

@@ -2,11 +2,12 @@ mod apply;
 mod settle;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Attempt, Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
-use crate::{Holder, IdempotencyKey, PayloadInfo, ResultInfo};
+use crate::{Holder, IdempotencyKey, PayloadInfo, ResultInfo, Terms};
 
 /// People count from 1.
 pub(crate) const FIRST_ATTEMPT: u32 = 1;
@@ -65,6 +66,7 @@ pub struct Job {
     pub(crate) params: Arc<str>,
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) submitted: Timestamp,
+    pub(crate) terms: Terms,
     pub(crate) state: JobState,
     /// In the order of [`Topology::stages`](crate::Topology::stages).
     pub(crate) stages: Vec<StageRun>,
@@ -139,6 +141,8 @@ pub struct Offering {
     pub queued: Timestamp,
     /// Whether it ran before.
     pub again: bool,
+    /// What its class has paid for it.
+    pub price: Duration,
     pub(crate) inputs: Vec<PayloadId>,
 }
 
@@ -159,6 +163,8 @@ pub struct Running {
     pub sequence: u64,
     /// When that came.
     pub progressed: Timestamp,
+    /// What its class has paid for it; `None` where it was granted before the server restarted.
+    pub price: Option<Duration>,
     pub(crate) inputs: Vec<PayloadId>,
 }
 
@@ -309,6 +315,16 @@ impl Job {
     /// When it was submitted.
     pub const fn submitted(&self) -> Timestamp {
         self.submitted
+    }
+
+    /// What was agreed when it was submitted: its class, deadline and shape.
+    pub const fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// When it is dropped, unless it has begun.
+    pub fn due(&self) -> Option<Timestamp> {
+        Some(self.submitted + self.terms.queue_deadline?)
     }
 
     /// Where it is in its life.

@@ -13,6 +13,10 @@
 //! nobody can need it any more, and not before. Nothing waits without a deadline or a reason that [`Sched::explain`]
 //! can name. A lost worker, payload or offer costs a job no attempt. [`Sched::check`] proves these from the state.
 //!
+//! *Order.* Classes share the workers of a stage by weight, in predicted seconds, and none of them starves: the module
+//! `share` states the bound. Inside a class what is due first goes first, otherwise what was submitted first. A job that
+//! has not begun by its queue deadline is dropped.
+//!
 //! *Non-guarantees.* Effects may get lost, and a stage function may run more than once: it is its output that counts
 //! once.
 //!
@@ -32,7 +36,7 @@
 //!
 //! ```
 //! # use stagewire_core::{Epoch, JobId, StageName, Timestamp};
-//! # use stagewire_sched::{Effect, Input, Limits, Refusal, Sched, StageSpec, Topology, WorkerInfo};
+//! # use stagewire_sched::{Effect, Input, Limits, Refusal, Sched, StageSpec, Topology, Urgency, WorkerInfo};
 //! fn drive(sched: &mut Sched, now: Timestamp, input: Input) -> Result<Vec<Effect>, Refusal> {
 //!     let mut journal = Vec::new();
 //!     let mut effects = Vec::new();
@@ -62,13 +66,15 @@
 //! };
 //! drive(&mut sched, now, Input::WorkerAttached { worker, running: vec![], holding: vec![] })?;
 //! let job: JobId = "00000000-0000-7000-8000-000000000002".parse()?;
-//! let effects = drive(&mut sched, now, Input::Submit { job, params: "{}".into(), key: None })?;
+//! let (params, urgency) = ("{}".into(), Urgency::default());
+//! let effects = drive(&mut sched, now, Input::Submit { job, params, key: None, urgency })?;
 //! assert!(effects.iter().any(|effect| matches!(effect, Effect::Offer(_))));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod counters;
 mod effect;
+mod estimate;
 mod event;
 mod explain;
 mod index;
@@ -76,8 +82,10 @@ mod input;
 mod job;
 mod limits;
 mod queue;
+mod ranked;
 mod refusal;
 mod sched;
+mod share;
 mod timers;
 mod topology;
 mod worker;
@@ -86,10 +94,12 @@ pub use counters::Counters;
 pub use effect::{Decision, Effect, Holder, JobNotice, NoticeKind, Offer, OfferInput};
 pub use event::{Event, Loss, OfferEnd};
 pub use explain::{WaitCause, Waiting};
-pub use input::{ArtefactInfo, DrainScope, HandleBytes, IdempotencyKey, Input, PayloadInfo, ResultInfo, WorkerInfo};
+pub use input::{
+    ArtefactInfo, DrainScope, HandleBytes, IdempotencyKey, Input, PayloadInfo, ResultInfo, Terms, Urgency, WorkerInfo,
+};
 pub use job::{Job, JobState, Losses, Offering, Outcome, Output, Phase, Running, StageRun};
 pub use limits::Limits;
 pub use refusal::Refusal;
 pub use sched::{RestoreError, Sched, Snapshot};
-pub use topology::{EdgeSpec, Flow, OutputSpec, StageKind, StageSpec, Topology, TopologyError};
+pub use topology::{ClassSpec, EdgeSpec, Flow, OutputSpec, StageKind, StageSpec, Topology, TopologyError};
 pub use worker::{LinkState, Slot, Worker};

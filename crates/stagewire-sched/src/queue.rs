@@ -1,30 +1,44 @@
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use stagewire_core::{Incarnation, JobId};
+use stagewire_core::{Incarnation, JobId, Timestamp};
 
-/// Place of a job in the queue of a stage: those that have been tried before first, then the older first.
+use crate::job::Job;
+use crate::ranked::Ranked;
+use crate::topology::{ClassIndex, Topology};
+
+/// A job without deadline stands among those that have one as if it had this long.
+const PATIENCE: Duration = Duration::from_secs(3_600);
+
+/// Place of a job among those of its class in the queue of a stage: those that have been tried before first, then those
+/// that are due first, then the older first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     fresh: bool,
+    due: Timestamp,
     number: u64,
     pub(crate) job: JobId,
+    /// What its time depends on.
+    pub(crate) shape: u64,
 }
 
 impl Rank {
-    pub(crate) const fn new(again: bool, number: u64, job: JobId) -> Self {
+    pub(crate) fn new(again: bool, job: &Job) -> Self {
         Self {
             fresh: !again,
-            number,
-            job,
+            due: job.due().unwrap_or(job.submitted + PATIENCE),
+            number: job.number,
+            job: job.id,
+            shape: job.terms.shape,
         }
     }
 }
 
 /// What waits for a stage, who could do it, and how many of its payloads are held.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Queue {
-    /// Jobs that only lack a worker, or a credit.
-    pub(crate) ready: BTreeSet<Rank>,
+    /// Jobs that only lack a worker, or a credit, by class.
+    ready: Vec<Ranked<Rank>>,
     /// Workers that take offers and have a free slot, by the number of slots they use: the least busy first.
     pub(crate) free: BTreeSet<(u32, Incarnation)>,
     /// Jobs whose payload of this stage is held or being made.
@@ -32,8 +46,39 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Number of jobs that come before this rank.
-    pub(crate) fn ahead(&self, rank: Rank) -> usize {
-        self.ready.range(..rank).count()
+    pub(crate) fn new(topology: &Topology) -> Self {
+        Self {
+            ready: vec![Ranked::default(); topology.classes().len()],
+            free: BTreeSet::new(),
+            held: 0,
+        }
+    }
+
+    pub(crate) fn insert(&mut self, class: ClassIndex, rank: Rank) {
+        self.ready[class.get()].insert(rank);
+    }
+
+    pub(crate) fn remove(&mut self, class: ClassIndex, rank: &Rank) {
+        self.ready[class.get()].remove(rank);
+    }
+
+    /// The job that comes first in a class.
+    pub(crate) fn first(&self, class: ClassIndex) -> Option<&Rank> {
+        self.ready[class.get()].first()
+    }
+
+    /// Number of jobs of the class that come before this rank.
+    pub(crate) fn ahead(&self, class: ClassIndex, rank: &Rank) -> usize {
+        self.ready[class.get()].below(rank)
+    }
+
+    /// Number of jobs that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.ready.iter().map(Ranked::len).sum()
+    }
+
+    /// Number of jobs of a class that wait.
+    pub(crate) fn len_of(&self, class: ClassIndex) -> usize {
+        self.ready[class.get()].len()
     }
 }

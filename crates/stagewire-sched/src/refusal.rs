@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use stagewire_core::{ByteCount, Classify, Epoch, ErrorClass, Incarnation, JobId, PayloadId, StageName, Token};
 
@@ -25,6 +26,16 @@ pub enum Refusal {
         nbytes: ByteCount,
         queued: ByteCount,
         limit: ByteCount,
+    },
+    #[error(
+        "there is no class {class:?}; this pipeline has {}", .known.iter().map(StageName::as_str).collect::<Vec<_>>().join(", ")
+    )]
+    UnknownClass { class: String, known: Vec<StageName> },
+    #[error("a queue deadline of {deadline:?} is not possible; it must be {least:?} to {most:?}, or left out")]
+    QueueDeadline {
+        deadline: Duration,
+        least: Duration,
+        most: Duration,
     },
     #[error("the server is draining and takes no new jobs; try again once it has restarted")]
     Draining,
@@ -91,7 +102,11 @@ impl Classify for Refusal {
             Self::QueueFull { .. } | Self::QueueBytes { .. } => ErrorClass::Exhausted,
             Self::Draining => ErrorClass::Unavailable,
             Self::UnknownWorker { .. } | Self::Stale { .. } => ErrorClass::Fenced,
-            Self::Slots { .. } | Self::TooManyRunning { .. } | Self::NoConsumer { .. } => ErrorClass::Invalid,
+            Self::UnknownClass { .. }
+            | Self::QueueDeadline { .. }
+            | Self::Slots { .. }
+            | Self::TooManyRunning { .. }
+            | Self::NoConsumer { .. } => ErrorClass::Invalid,
         }
     }
 
@@ -102,6 +117,8 @@ impl Classify for Refusal {
             Self::DuplicateJob { .. } => "job.duplicate",
             Self::KeyConflict { .. } => "job.key_conflict",
             Self::QueueFull { .. } | Self::QueueBytes { .. } => "queue.full",
+            Self::UnknownClass { .. } => "class.unknown",
+            Self::QueueDeadline { .. } => "job.deadline",
             Self::Draining => "server.draining",
             Self::JobEnded { .. } => "job.ended",
             Self::UnknownStage { .. } => "stage.unknown",
@@ -125,6 +142,15 @@ impl Classify for Refusal {
                 ("nbytes", nbytes.0.to_string()),
                 ("queued_bytes", queued.0.to_string()),
                 ("limit_bytes", limit.0.to_string()),
+            ],
+            Self::UnknownClass { class, known } => {
+                let known: Vec<&str> = known.iter().map(StageName::as_str).collect();
+                vec![("class", class.clone()), ("known", known.join(", "))]
+            }
+            Self::QueueDeadline { deadline, least, most } => vec![
+                ("deadline", format!("{deadline:?}")),
+                ("least", format!("{least:?}")),
+                ("most", format!("{most:?}")),
             ],
             Self::Draining => vec![],
             Self::JobEnded { job, state } => vec![("job", job.to_string()), ("state", (*state).to_owned())],

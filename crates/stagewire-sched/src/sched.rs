@@ -15,14 +15,18 @@ mod snapshot;
 mod submit;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
 
+use crate::estimate::Estimate;
 use crate::index::Index;
+use crate::share::Shares;
 use crate::topology::StageIndex;
 use crate::{Counters, Decision, Event, Input, Job, Limits, Refusal, Topology, Worker};
 
 pub use snapshot::{RestoreError, Snapshot};
+pub(crate) use submit::DROPPED;
 
 /// The scheduler of one pipeline.
 ///
@@ -43,6 +47,10 @@ pub struct Sched {
     /// How many slots are used by attempts of a job that were told to stop.
     stopping: BTreeMap<JobId, u32>,
     index: Index,
+    /// How long attempts take, by stage.
+    estimates: Vec<Estimate>,
+    /// Who is next, by stage.
+    shares: Vec<Shares>,
     counters: Counters,
 }
 
@@ -52,6 +60,8 @@ impl Sched {
     pub fn new(topology: Topology, limits: Limits) -> Self {
         Self {
             index: Index::new(&topology),
+            estimates: vec![Estimate::default(); topology.stages().len()],
+            shares: vec![Shares::new(topology.classes().len()); topology.stages().len()],
             topology,
             limits,
             epoch: Epoch::default(),
@@ -73,7 +83,12 @@ impl Sched {
     pub fn decide(&self, now: Timestamp, input: Input) -> Result<Decision, Refusal> {
         match input {
             Input::Restarted { epoch, stored } => self.restarted(now, epoch, &stored),
-            Input::Submit { job, params, key } => self.submit(now, job, params, key),
+            Input::Submit {
+                job,
+                params,
+                key,
+                urgency,
+            } => self.submit(now, job, params, key, urgency),
             Input::Cancel { job } => self.cancel(now, job),
             Input::WorkerAttached {
                 worker,
@@ -171,7 +186,20 @@ impl Sched {
     pub fn queued(&self, stage: &StageName) -> usize {
         self.topology
             .find(stage)
-            .map_or(0, |stage| self.index.queues[stage.get()].ready.len())
+            .map_or(0, |stage| self.index.queues[stage.get()].len())
+    }
+
+    /// Number of jobs of this class that only lack a worker or a credit for this stage.
+    pub fn queued_of(&self, stage: &StageName, class: &StageName) -> usize {
+        let class = self.topology.class_index(class);
+        self.topology
+            .find(stage)
+            .map_or(0, |stage| self.index.queues[stage.get()].len_of(class))
+    }
+
+    /// What an attempt of this stage at a job of this shape is predicted to take, from 1 ms to an hour.
+    pub fn predict(&self, stage: &StageName, shape: u64) -> Option<Duration> {
+        Some(self.estimates[self.topology.find(stage)?.get()].predict(shape))
     }
 
     /// Number of payloads of this stage that are held or being made.

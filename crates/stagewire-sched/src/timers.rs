@@ -19,6 +19,8 @@ pub(crate) enum Timer {
     Attempt(JobId, StageIndex),
     /// The attempts of a job that is being cancelled have not stopped.
     Cancel(JobId),
+    /// A job has not begun.
+    Drop(JobId),
 }
 
 impl Timer {
@@ -31,6 +33,7 @@ impl Timer {
             Self::Offer(..) => "offer.answer",
             Self::Attempt(..) => "attempt.renewal",
             Self::Cancel(_) => "job.cancel",
+            Self::Drop(_) => "job.queue_deadline",
         }
     }
 }

@@ -1,3 +1,4 @@
+mod class;
 mod error;
 mod order;
 
@@ -7,6 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Chunking, StageName, TransferMode};
 
+pub(crate) use class::ClassIndex;
+pub use class::ClassSpec;
 pub use error::TopologyError;
 
 /// How a stage takes its work.
@@ -129,6 +132,7 @@ pub struct Topology {
     inputs: Vec<Vec<Link>>,
     consumers: Vec<Vec<StageIndex>>,
     upstream_first: Vec<StageIndex>,
+    classes: Vec<ClassSpec>,
 }
 
 /// One input of a stage.
@@ -142,7 +146,7 @@ impl Topology {
     /// Highest number of stages of a pipeline.
     pub const MAX_STAGES: usize = 64;
 
-    /// Checks a pipeline.
+    /// Checks a pipeline. Its classes are [`ClassSpec::defaults`].
     ///
     /// # Errors
     /// [`TopologyError`] for a pipeline without stages, with more than [`Topology::MAX_STAGES`], with a stage or edge
@@ -185,6 +189,7 @@ impl Topology {
             inputs,
             consumers,
             upstream_first,
+            classes: ClassSpec::defaults(),
         })
     }
 
@@ -253,6 +258,11 @@ impl Topology {
     /// Every stage after all the stages that it consumes from.
     pub(crate) fn upstream_first(&self) -> &[StageIndex] {
         &self.upstream_first
+    }
+
+    /// Whether some stage is of kind admission.
+    pub(crate) fn has_admission(&self) -> bool {
+        self.stages.iter().any(|stage| stage.kind == StageKind::Admission)
     }
 
     /// Whether some stage has more than one input.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 use stagewire_api::{RunDir, RunDirError};
 use stagewire_core::{Classify, ErrorClass, Failure};
 use tokio::io::AsyncWriteExt;
@@ -122,11 +122,10 @@ impl Client {
         self.get("/v1/pipeline").await
     }
 
-    pub(crate) async fn submit(&self, params: &Value, key: &str) -> Result<Job, ClientError> {
-        let body = json!({ "params": params });
+    pub(crate) async fn submit(&self, body: &Value, key: &str) -> Result<Job, ClientError> {
         let answer = self
             .send(Method::POST, "/v1/jobs", |request| {
-                request.header("Idempotency-Key", key).json(&body)
+                request.header("Idempotency-Key", key).json(body)
             })
             .await?;
         decode(answer).await

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from dataclasses import dataclass, field
@@ -187,6 +188,25 @@ def parameters(params: Mapping[str, Any] | None, named: Mapping[str, Any]) -> di
     except (TypeError, ValueError) as error:
         raise Invalid(f"the parameters do not fit into JSON: {error}", reason="client.params") from None
     return together
+
+
+def submission(
+    params: Mapping[str, Any] | None, named: Mapping[str, Any], job_class: str | None, queue_deadline: float | None
+) -> dict[str, Any]:
+    """The body of a submission.
+
+    Raises:
+        Invalid: As `parameters`; or the deadline is not above 0.
+    """
+    body: dict[str, Any] = {"params": parameters(params, named)}
+    if job_class is not None:
+        body["class"] = job_class
+    if queue_deadline is not None:
+        if not 0 < queue_deadline < math.inf:
+            message = f"a queue deadline of {queue_deadline} s is not possible; it must be above 0, or left out"
+            raise Invalid(message, reason="job.deadline")
+        body["queue_deadline_s"] = queue_deadline
+    return body
 
 
 def ended(job: Mapping[str, Any]) -> None:

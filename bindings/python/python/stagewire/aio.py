@@ -46,10 +46,17 @@ class AsyncClient:
         self._http = httpx2.AsyncClient(**_http.options())
 
     async def submit(
-        self, params: Mapping[str, Any] | None = None, /, *, idempotency_key: str | None = None, **named: Any
+        self,
+        params: Mapping[str, Any] | None = None,
+        /,
+        *,
+        job_class: str | None = None,
+        queue_deadline: float | None = None,
+        idempotency_key: str | None = None,
+        **named: Any,
     ) -> AsyncJob:
         """Submits a job; see `stagewire.Client.submit`."""
-        body = {"params": _http.parameters(params, named)}
+        body = _http.submission(params, named, job_class, queue_deadline)
         key = idempotency_key or str(uuid.uuid4())
         return AsyncJob(self, await self._json("POST", "/v1/jobs", json=body, headers={"idempotency-key": key}))
 

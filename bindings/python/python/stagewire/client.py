@@ -54,23 +54,33 @@ class Client:
         self._http = httpx2.Client(**_http.options())
 
     def submit(
-        self, params: Mapping[str, Any] | None = None, /, *, idempotency_key: str | None = None, **named: Any
+        self,
+        params: Mapping[str, Any] | None = None,
+        /,
+        *,
+        job_class: str | None = None,
+        queue_deadline: float | None = None,
+        idempotency_key: str | None = None,
+        **named: Any,
     ) -> Job:
         """Submits a job.
 
         Args:
             params: Parameters by name, for names that are no Python names.
+            job_class: Its class, such as ``interactive``; None is the pipeline's default.
+            queue_deadline: Seconds after which the job is dropped if it has not begun; None leaves that to its class.
             idempotency_key: Submitting again with the same key and parameters gives the same job. Without it each call
                 makes a key of its own, so that a call that is repeated because the connection broke makes one job.
             named: Parameters by name: ``client.submit(prompt="a red cat")``.
 
         Raises:
-            Invalid: A parameter is unknown, missing, of another type or out of range.
-            Conflict: The key was used with other parameters.
+            Invalid: A parameter is unknown, missing, of another type or out of range; there is no such class; the
+                deadline is not above 0.
+            Conflict: The key was used with other parameters, or for another class or deadline.
             Exhausted: Too many jobs wait.
             Unavailable: No server answers.
         """
-        body = {"params": _http.parameters(params, named)}
+        body = _http.submission(params, named, job_class, queue_deadline)
         key = idempotency_key or str(uuid.uuid4())
         return Job(self, self._json("POST", "/v1/jobs", json=body, headers={"idempotency-key": key}))
 

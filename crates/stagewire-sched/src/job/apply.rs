@@ -4,7 +4,7 @@ use stagewire_core::{Failure, Incarnation, JobId, PayloadId, Progress, StageName
 
 use super::{FIRST_ATTEMPT, Job, JobState, Losses, Offering, Output, Phase, Running, StageRun};
 use crate::topology::{Flow, Link, StageIndex, Topology};
-use crate::{Event, IdempotencyKey, Limits, Loss};
+use crate::{Event, IdempotencyKey, Limits, Loss, Terms};
 
 impl Job {
     pub(crate) fn new(
@@ -13,6 +13,7 @@ impl Job {
         number: u64,
         params: &Arc<str>,
         key: Option<&IdempotencyKey>,
+        terms: &Terms,
         at: Timestamp,
     ) -> Self {
         let stage = |spec: &crate::StageSpec| StageRun {
@@ -32,6 +33,7 @@ impl Job {
             params: Arc::clone(params),
             key: key.cloned(),
             submitted: at,
+            terms: terms.clone(),
             state: JobState::Active,
             stages: topology.stages().iter().map(stage).collect(),
             next_attempt: FIRST_ATTEMPT,
@@ -52,7 +54,7 @@ impl Job {
 
     fn change(&mut self, topology: &Topology, limits: &Limits, at: Timestamp, event: &Event) -> Option<()> {
         match event {
-            Event::Offered { token, stage, worker } => self.offer(topology, limits, at, *token, stage, *worker),
+            Event::Offered { .. } => self.offer(topology, limits, at, event),
             Event::OfferEnded { token, .. } => self.end_offer(*token),
             Event::AttemptGranted { token, stage, worker } => self.grant(topology, limits, at, *token, stage, *worker),
             Event::Renewed {
@@ -132,15 +134,17 @@ impl Job {
         }
     }
 
-    fn offer(
-        &mut self,
-        topology: &Topology,
-        limits: &Limits,
-        at: Timestamp,
-        token: Token,
-        stage: &StageName,
-        worker: Incarnation,
-    ) -> Option<()> {
+    fn offer(&mut self, topology: &Topology, limits: &Limits, at: Timestamp, event: &Event) -> Option<()> {
+        let Event::Offered {
+            token,
+            stage,
+            worker,
+            price,
+        } = event
+        else {
+            return None;
+        };
+        let (token, worker, price) = (*token, *worker, *price);
         let stage = topology.find(stage)?;
         let Phase::Queued { since, again } = self.stages[stage.get()].phase else {
             return None;
@@ -155,6 +159,7 @@ impl Job {
             deadline: at + limits.offer,
             queued: since,
             again,
+            price,
             inputs,
         });
         self.count_attempt(token);
@@ -181,10 +186,12 @@ impl Job {
         worker: Incarnation,
     ) -> Option<()> {
         let stage = topology.find(stage)?;
-        let inputs = match &self.stages[stage.get()].phase {
-            Phase::Offered(offer) if offer.token == token && offer.worker == worker => offer.inputs.clone(),
+        let (inputs, price) = match &self.stages[stage.get()].phase {
+            Phase::Offered(offer) if offer.token == token && offer.worker == worker => {
+                (offer.inputs.clone(), Some(offer.price))
+            }
             // In a replay there was no offer.
-            Phase::Queued { .. } if self.find(token).is_none() => self.input_payloads(topology, stage)?,
+            Phase::Queued { .. } if self.find(token).is_none() => (self.input_payloads(topology, stage)?, None),
             _ => return None,
         };
         let run = &mut self.stages[stage.get()];
@@ -197,6 +204,7 @@ impl Job {
             progress: None,
             sequence: 0,
             progressed: at,
+            price,
             inputs,
         });
         self.count_attempt(token);

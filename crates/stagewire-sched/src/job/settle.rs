@@ -3,7 +3,7 @@
 use stagewire_core::{ErrorClass, Failure, Timestamp};
 
 use super::{Job, JobState, Output, Phase};
-use crate::topology::{StageIndex, Topology};
+use crate::topology::{StageIndex, StageKind, Topology};
 use crate::{Event, Limits, OfferEnd, Outcome};
 
 impl Job {
@@ -213,6 +213,21 @@ impl Job {
 
     fn says(&self, what: &str) -> String {
         format!("job {} {what}", self.id)
+    }
+
+    /// When a job that has not begun is dropped. It has begun once the first attempt at a stage of kind admission, which
+    /// is where the work is, was granted; in a pipeline without such a stage, once any attempt was.
+    pub(crate) fn drop_deadline(&self, topology: &Topology) -> Option<Timestamp> {
+        let due = self.due().filter(|_| self.state == JobState::Active)?;
+        let begun = |stage: StageIndex| match self.run(stage).phase {
+            Phase::Running(_) | Phase::Done { token: Some(_), .. } => true,
+            Phase::Blocked { again, .. } | Phase::Queued { again, .. } => again,
+            Phase::Offered(ref offer) => offer.again,
+            Phase::Done { token: None, .. } => false,
+        };
+        let heavy =
+            |stage: &StageIndex| !topology.has_admission() || topology.spec(*stage).kind == StageKind::Admission;
+        (!topology.indices().filter(heavy).any(begun)).then_some(due)
     }
 
     /// When a job that is being cancelled is cancelled at the latest.

@@ -1,25 +1,44 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
 
 use super::Sched;
 use crate::index::{JobMark, WorkerMark};
-use crate::job::Job;
+use crate::job::{Job, Phase};
+use crate::share::Shares;
+use crate::topology::StageIndex;
 use crate::worker::{LinkState, Slot, Worker};
 use crate::{Event, Holder, OfferEnd, WorkerInfo};
+
+/// What there is to settle about an attempt that ends.
+struct Account {
+    stage: StageIndex,
+    /// Position of its class.
+    class: usize,
+    shape: u64,
+    price: Option<Duration>,
+    took: Option<Duration>,
+}
 
 impl Sched {
     /// Makes an event true. Returns false, and changes nothing, where it does not fit the state.
     pub(super) fn change(&mut self, at: Timestamp, event: &Event) -> bool {
         match event {
             Event::Restarted { epoch } => self.restart(at, *epoch),
-            Event::JobSubmitted { job, params, key } => {
+            Event::JobSubmitted {
+                job,
+                params,
+                key,
+                terms,
+            } => {
                 let known = self.jobs.contains_key(job);
                 let taken = key.as_ref().is_some_and(|key| self.keys.contains_key(&key.key));
                 if known || taken {
                     return false;
                 }
-                let new = Job::new(&self.topology, *job, self.next_number, params, key.as_ref(), at);
+                let (number, key) = (self.next_number, key.as_ref());
+                let new = Job::new(&self.topology, *job, number, params, key, terms, at);
                 self.insert_job(new);
                 true
             }
@@ -43,11 +62,12 @@ impl Sched {
                 let stopping = self.slot(*worker, *token).is_some_and(Slot::is_stopping);
                 stopping && self.set_slot(*worker, *token, None)
             }
-            Event::Offered { token, stage, worker } => {
-                let takes = |worker: &Worker| worker.takes_offers() && worker.free() > 0 && worker.stage == *stage;
-                let fits = self.workers.get(worker).is_some_and(takes) && self.change_job(at, token.job, event);
-                fits && self.set_slot(*worker, *token, Some(Slot::Reserved))
-            }
+            Event::Offered {
+                token,
+                stage,
+                worker,
+                price,
+            } => self.begin_offer(at, event, *token, stage, *worker, *price),
             Event::OfferEnded { token, end } => self.end_offer(at, *token, end, event),
             Event::AttemptGranted { token, stage, worker } => {
                 let fits = self.change_job(at, token.job, event);
@@ -183,10 +203,78 @@ impl Sched {
         }
     }
 
-    fn end_offer(&mut self, at: Timestamp, token: Token, end: &OfferEnd, event: &Event) -> bool {
-        let worker = self.worker_of(token);
+    /// Takes the price of the offer from the job's class: in its turn, unless the job did not wait for that.
+    fn begin_offer(
+        &mut self,
+        at: Timestamp,
+        event: &Event,
+        token: Token,
+        stage: &StageName,
+        worker: Incarnation,
+        price: Duration,
+    ) -> bool {
+        let takes = |worker: &Worker| worker.takes_offers() && worker.free() > 0 && worker.stage == *stage;
+        let Some(stage) = self
+            .topology
+            .find(stage)
+            .filter(|_| self.workers.get(&worker).is_some_and(takes))
+        else {
+            return false;
+        };
+        let mut shares = self.shares[stage.get()].clone();
+        match self.turn(stage) {
+            Some((rank, turn)) if rank.job == token.job => {
+                shares.pay(self.topology.classes(), |class| self.head(stage, class), turn);
+            }
+            _ => shares.charge(self.class_of(token.job), price),
+        }
         if !self.change_job(at, token.job, event) {
             return false;
+        }
+        self.shares[stage.get()] = shares;
+        self.set_slot(worker, token, Some(Slot::Reserved))
+    }
+
+    /// Position of the job's class.
+    fn class_of(&self, job: JobId) -> usize {
+        let job = self.jobs.get(&job);
+        job.map_or(0, |job| self.topology.class_index(&job.terms.class).get())
+    }
+
+    /// The attempt, or the offer, that ends: what its class has paid for it and what it took. An offer takes nothing.
+    fn account(&self, at: Timestamp, token: Token) -> Option<Account> {
+        let (job, stage) = self.find(token)?;
+        let (price, took) = match &job.run(stage).phase {
+            Phase::Offered(offer) => (Some(offer.price), None),
+            Phase::Running(attempt) => (attempt.price, Some(at.since(attempt.since))),
+            Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
+        };
+        Some(Account {
+            stage,
+            class: self.topology.class_index(&job.terms.class).get(),
+            shape: job.terms.shape,
+            price,
+            took,
+        })
+    }
+
+    /// Corrects what the class has paid, and learns from an attempt that was completed.
+    fn settle_account(&mut self, account: &Account, completed: bool) {
+        if let Some(price) = account.price {
+            self.shares[account.stage.get()].correct(account.class, price, account.took);
+        }
+        if let Some(took) = account.took.filter(|_| completed) {
+            self.estimates[account.stage.get()].learn(account.shape, took);
+        }
+    }
+
+    fn end_offer(&mut self, at: Timestamp, token: Token, end: &OfferEnd, event: &Event) -> bool {
+        let (worker, account) = (self.worker_of(token), self.account(at, token));
+        if !self.change_job(at, token.job, event) {
+            return false;
+        }
+        if let Some(account) = account {
+            self.settle_account(&account, false);
         }
         if let Some(incarnation) = worker {
             self.set_slot(incarnation, token, None);
@@ -208,9 +296,12 @@ impl Sched {
     /// Ends a running attempt. Where the worker may still be at it, its slot stays in use until it says otherwise; a worker
     /// that cannot be reached says so when it comes back.
     fn end_attempt(&mut self, at: Timestamp, token: Token, event: &Event, keeps_slot: bool) -> bool {
-        let worker = self.worker_of(token);
+        let (worker, account) = (self.worker_of(token), self.account(at, token));
         if !self.change_job(at, token.job, event) {
             return false;
+        }
+        if let Some(account) = account {
+            self.settle_account(&account, matches!(event, Event::AttemptCompleted { .. }));
         }
         if let Some(worker) = worker {
             let attached = self.workers.get(&worker).is_some_and(Worker::is_attached);
@@ -332,6 +423,9 @@ impl Sched {
         }
         self.epoch = epoch;
         self.draining = false;
+        for shares in &mut self.shares {
+            *shares = Shares::new(self.topology.classes().len());
+        }
         let workers: BTreeSet<Incarnation> = self.workers.keys().copied().collect();
         for worker in workers {
             self.part(at, worker, at + self.limits.linger);

@@ -21,7 +21,9 @@ impl Sched {
             JobState::Ended { .. } => Vec::new(),
             JobState::Cancelling { since } => vec![Waiting {
                 stage: None,
+                class: job.terms.class.clone(),
                 waited: now.since(since),
+                dropped_in: None,
                 cause: WaitCause::Stopping {
                     attempts: self.stopping.get(&job.id).copied().unwrap_or_default(),
                     within: job.cancel_deadline(&self.limits).map_or(Duration::ZERO, until),
@@ -30,9 +32,12 @@ impl Sched {
             JobState::Active => {
                 let stages = self.topology.indices().map(|stage| (stage, &job.run(stage).phase));
                 let waiting = stages.filter(|(_, phase)| !phase.is_done());
+                let dropped_in = job.drop_deadline(&self.topology).map(until);
                 let explain = |(stage, phase): (StageIndex, &Phase)| Waiting {
                     stage: Some(self.topology.name(stage).clone()),
+                    class: job.terms.class.clone(),
                     waited: now.since(phase.since()),
+                    dropped_in,
                     cause: self.cause(now, job, stage, phase),
                 };
                 waiting.map(explain).collect()
@@ -42,7 +47,7 @@ impl Sched {
 
     fn cause(&self, now: Timestamp, job: &Job, stage: StageIndex, phase: &Phase) -> WaitCause {
         match phase {
-            Phase::Queued { again, .. } => self.queue_cause(stage, Rank::new(*again, job.number, job.id)),
+            Phase::Queued { again, .. } => self.queue_cause(job, stage, Rank::new(*again, job)),
             Phase::Offered(offer) => WaitCause::Answer {
                 worker: offer.worker,
                 within: offer.deadline.since(now),
@@ -64,12 +69,13 @@ impl Sched {
         missing.map(|link| self.topology.name(link.from).clone()).collect()
     }
 
-    fn queue_cause(&self, stage: StageIndex, rank: Rank) -> WaitCause {
-        let queue = &self.index.queues[stage.get()];
-        let ahead = queue.ahead(rank);
+    fn queue_cause(&self, job: &Job, stage: StageIndex, rank: Rank) -> WaitCause {
         if self.draining {
             return WaitCause::Draining;
         }
+        let queue = &self.index.queues[stage.get()];
+        let class = self.topology.class_index(&job.terms.class);
+        let (ahead, others) = (queue.ahead(class, &rank), queue.len() - queue.len_of(class));
         let pool = || {
             self.workers
                 .values()
@@ -84,17 +90,19 @@ impl Sched {
         if !self.has_credit(stage) {
             return WaitCause::Credit {
                 ahead,
+                others,
                 held: queue.held,
                 limit: self.topology.spec(stage).max_held,
             };
         }
         if !queue.free.is_empty() {
-            return WaitCause::Dispatch { ahead };
+            return WaitCause::Dispatch { ahead, others };
         }
         let used = |usage: fn(Slot) -> bool| count(attached().map(|worker| worker.tokens(usage).count()).sum());
         let paused = || attached().filter(|worker| worker.paused_until.is_some() && worker.free() > 0);
         WaitCause::Slot {
             ahead,
+            others,
             advertised: attached().map(Worker::advertised).sum(),
             running: used(|slot| slot == Slot::Running),
             reserved: used(|slot| slot == Slot::Reserved),

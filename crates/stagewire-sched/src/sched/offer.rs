@@ -1,10 +1,13 @@
+use std::time::Duration;
+
 use stagewire_core::{ErrorClass, Failure, Incarnation, JobId, Timestamp, Token};
 
 use super::Sched;
 use super::plan::Plan;
 use crate::job::{Job, Phase};
 use crate::queue::Rank;
-use crate::topology::StageIndex;
+use crate::share::Turn;
+use crate::topology::{ClassIndex, StageIndex};
 use crate::{Decision, Effect, Event, Offer, OfferEnd, OfferInput, Refusal};
 
 impl Sched {
@@ -31,6 +34,7 @@ impl Sched {
                 token,
                 stage: self.topology.name(stage).clone(),
                 worker,
+                price: self.estimates[stage.get()].predict(rank.shape),
             });
         });
         Some(plan.decision)
@@ -38,12 +42,25 @@ impl Sched {
 
     /// The job that the stage takes next, if it may take one.
     fn next_job(&self, stage: StageIndex) -> Option<Rank> {
-        let first = *self.index.queues[stage.get()].ready.first()?;
         if self.has_credit(stage) {
-            Some(first)
+            let (rank, _) = self.turn(stage)?;
+            Some(rank)
         } else {
             self.stuck_job(stage)
         }
+    }
+
+    /// The job that comes first at the stage, and the turn in which it does.
+    pub(super) fn turn(&self, stage: StageIndex) -> Option<(Rank, Turn)> {
+        let (queue, shares) = (&self.index.queues[stage.get()], &self.shares[stage.get()]);
+        let turn = shares.next(self.topology.classes(), |class| self.head(stage, class))?;
+        Some((*queue.first(ClassIndex::new(turn.class))?, turn))
+    }
+
+    /// What the first job of a class is predicted to take.
+    pub(super) fn head(&self, stage: StageIndex, class: usize) -> Option<Duration> {
+        let first = self.index.queues[stage.get()].first(ClassIndex::new(class))?;
+        Some(self.estimates[stage.get()].predict(first.shape))
     }
 
     /// Whether the stage may make another payload.
@@ -62,11 +79,11 @@ impl Sched {
         if !self.topology.has_joins() {
             return None;
         }
-        let (number, job) = *self.index.active.first()?;
+        let (_, job) = *self.index.active.first()?;
         let job = self.jobs.get(&job)?;
         let idle = job.stages.iter().all(|run| run.phase.worker().is_none());
         match job.run(stage).phase {
-            Phase::Queued { again, .. } if idle => Some(Rank::new(again, number, job.id)),
+            Phase::Queued { again, .. } if idle => Some(Rank::new(again, job)),
             _ => None,
         }
     }

@@ -1,7 +1,10 @@
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Classify, Epoch, ErrorClass, JobId, StageName, Timestamp};
 
 use super::Sched;
+use crate::estimate::Estimate;
 use crate::job::{FIRST_ATTEMPT, Job, Phase};
 use crate::worker::Slot;
 use crate::{Holder, Limits, Topology};
@@ -14,6 +17,8 @@ pub struct Snapshot {
     epoch: Epoch,
     next_number: u64,
     jobs: Vec<Job>,
+    /// How long attempts take, by stage.
+    estimates: BTreeMap<StageName, Estimate>,
 }
 
 /// Why a snapshot cannot be restored.
@@ -52,6 +57,10 @@ impl Sched {
             epoch: self.epoch,
             next_number: self.next_number,
             jobs: self.jobs.values().map(Self::durable).collect(),
+            estimates: {
+                let stages = self.topology.stages().iter().map(|spec| spec.name.clone());
+                stages.zip(self.estimates.iter().cloned()).collect()
+            },
         }
     }
 
@@ -62,6 +71,11 @@ impl Sched {
     pub fn restore(topology: Topology, limits: Limits, snapshot: Snapshot) -> Result<Self, RestoreError> {
         let mut sched = Self::new(topology, limits);
         sched.epoch = snapshot.epoch;
+        for (stage, estimate) in snapshot.estimates {
+            if let Some(stage) = sched.topology.find(&stage) {
+                sched.estimates[stage.get()] = estimate;
+            }
+        }
         for job in snapshot.jobs {
             let found = || job.stages.iter().map(|run| &run.name);
             let expected = || sched.topology.stages().iter().map(|spec| &spec.name);
@@ -105,6 +119,7 @@ impl Sched {
                     attempt.progressed = Timestamp::default();
                     attempt.sequence = 0;
                     attempt.progress = None;
+                    attempt.price = None;
                 }
                 Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => (),
             }

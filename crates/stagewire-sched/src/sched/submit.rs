@@ -1,11 +1,19 @@
 use std::sync::Arc;
+use std::time::Duration;
 
-use stagewire_core::{ByteCount, JobId, Timestamp};
+use stagewire_core::{ByteCount, ErrorClass, Failure, JobId, Timestamp};
 
 use super::Sched;
 use super::plan::Plan;
 use crate::job::Job;
-use crate::{Decision, Effect, Event, IdempotencyKey, JobNotice, NoticeKind, Refusal};
+use crate::{Decision, Effect, Event, IdempotencyKey, JobNotice, NoticeKind, Refusal, Terms, Urgency};
+
+/// Bounds of a queue deadline.
+const LEAST_DEADLINE: Duration = Duration::from_millis(1);
+const LONGEST_DEADLINE: Duration = Duration::from_secs(366 * 86_400);
+
+/// Reason of the failure of a job that was dropped because it had not begun in time.
+pub(crate) const DROPPED: &str = "job.queue_deadline";
 
 impl Sched {
     pub(super) fn submit(
@@ -14,6 +22,7 @@ impl Sched {
         job: JobId,
         params: Arc<str>,
         key: Option<IdempotencyKey>,
+        urgency: Urgency,
     ) -> Result<Decision, Refusal> {
         if let Some(key) = &key
             && let Some(first) = self.keys.get(&key.key).and_then(|first| self.jobs.get(first))
@@ -43,10 +52,67 @@ impl Sched {
         if queued.0.saturating_add(nbytes.0) > limit.0 {
             return Err(Refusal::QueueBytes { nbytes, queued, limit });
         }
+        let terms = self.terms(urgency)?;
         let mut plan = Plan::new(self, now);
-        let new = Job::new(&self.topology, job, self.next_number, &params, key.as_ref(), now);
-        plan.create(new, Event::JobSubmitted { job, params, key });
+        let new = Job::new(
+            &self.topology,
+            job,
+            self.next_number,
+            &params,
+            key.as_ref(),
+            &terms,
+            now,
+        );
+        plan.create(
+            new,
+            Event::JobSubmitted {
+                job,
+                params,
+                key,
+                terms,
+            },
+        );
         Ok(plan.decision)
+    }
+
+    /// What is agreed with somebody who submits a job.
+    fn terms(&self, urgency: Urgency) -> Result<Terms, Refusal> {
+        let class = match urgency.class {
+            None => self.topology.default_class(),
+            Some(class) => self.topology.class(&class).ok_or_else(|| Refusal::UnknownClass {
+                class: class.chars().take(64).collect(),
+                known: self.topology.classes().iter().map(|class| class.name.clone()).collect(),
+            })?,
+        };
+        let (least, most) = (LEAST_DEADLINE, LONGEST_DEADLINE);
+        if let Some(deadline) = urgency
+            .queue_deadline
+            .filter(|deadline| !(least..=most).contains(deadline))
+        {
+            return Err(Refusal::QueueDeadline { deadline, least, most });
+        }
+        Ok(Terms {
+            class: class.name.clone(),
+            queue_deadline: urgency.queue_deadline.or(class.queue_deadline),
+            shape: urgency.shape,
+        })
+    }
+
+    /// The job has not begun in time: nobody would wait for it any more.
+    pub(super) fn drop_late(&self, now: Timestamp, job: JobId) -> Decision {
+        let mut plan = Plan::new(self, now);
+        plan.change(job, |job| {
+            let (waited, terms) = (now.since(job.job().submitted), &job.job().terms);
+            let message = format!(
+                "job {} of class {} had not begun {waited:.1?} after it was submitted and was dropped, as its queue \
+                 deadline is {:.1?}; submit it again when less waits, give it a longer deadline, or add workers",
+                job.job().id,
+                terms.class,
+                terms.queue_deadline.unwrap_or_default(),
+            );
+            job.doom(Failure::new(ErrorClass::Deadline, DROPPED, message));
+        });
+        plan.decision
     }
 
     /// Forgets the job that ended first, where more are remembered than should be.

@@ -49,6 +49,14 @@ pub enum TopologyError {
     },
     #[error("{field} of stage {stage} is 0; the stage could never run")]
     ZeroBound { stage: StageName, field: &'static str },
+    #[error("the pipeline has {count} classes; it must be 1 to {}", Topology::MAX_CLASSES)]
+    ClassCount { count: usize },
+    #[error("class {class} is declared twice; each class needs its own name")]
+    DuplicateClass { class: StageName },
+    #[error("the weight of class {class} is {weight}; it must be 1 to {}", Topology::MAX_WEIGHT)]
+    Weight { class: StageName, weight: u32 },
+    #[error("the queue deadline of class {class} is 0; its jobs could never begin")]
+    ZeroQueueDeadline { class: StageName },
 }
 
 impl Classify for TopologyError {
@@ -61,7 +69,9 @@ impl Classify for TopologyError {
             Self::Cycle { .. } => "topology.cycle",
             Self::Disconnected { .. } => "topology.disconnected",
             Self::UnknownStage { .. } => "stage.unknown",
-            Self::DuplicateStage { .. } | Self::DuplicateEdge { .. } => "topology.duplicate",
+            Self::DuplicateStage { .. } | Self::DuplicateEdge { .. } | Self::DuplicateClass { .. } => {
+                "topology.duplicate"
+            }
             _ => "topology.invalid",
         }
     }

@@ -27,8 +27,13 @@ fn a_stage_at_its_bound_is_not_dispatched() {
     assert!(world.offer(encoder).is_none(), "four slots, but two payloads are held");
     assert_eq!(world.sched.held(&name("encode")), 2);
     let waiting = world.sched.explain(world.now, jobs[3]);
-    let (ahead, held, limit) = (1, 2, 2);
-    assert_eq!(waiting[0].cause, WaitCause::Credit { ahead, held, limit });
+    let expected = WaitCause::Credit {
+        ahead: 1,
+        others: 0,
+        held: 2,
+        limit: 2,
+    };
+    assert_eq!(waiting[0].cause, expected);
     let denoiser = world.attach("denoise", 1);
     world.run(denoiser);
     assert!(

@@ -1,5 +1,7 @@
+use std::time::Duration;
+
 use stagewire_core::{Attempt, Epoch, ErrorClass, Incarnation, JobId, PayloadId, Timestamp, Token};
-use stagewire_sched::{Event, Loss, OfferEnd, Outcome, Sched};
+use stagewire_sched::{Event, Loss, OfferEnd, Outcome, Sched, Terms};
 
 use crate::world::{World, failure, name, payload_info, video, worker_info};
 
@@ -21,6 +23,11 @@ fn events(world: &mut World) -> Vec<Event> {
             job,
             params: "{}".into(),
             key: None,
+            terms: Terms {
+                class: name("batch"),
+                queue_deadline: Some(Duration::from_secs(1)),
+                shape: 7,
+            },
         },
         Event::JobCancelling { job },
         Event::JobEnded {
@@ -82,7 +89,12 @@ fn events(world: &mut World) -> Vec<Event> {
         Event::HoldingsSettled { worker },
         Event::WorkerDraining { worker },
         Event::Draining,
-        Event::Offered { token, stage, worker },
+        Event::Offered {
+            token,
+            stage,
+            worker,
+            price: Duration::from_secs(1),
+        },
         Event::OfferEnded {
             token,
             end: OfferEnd::Unanswered,

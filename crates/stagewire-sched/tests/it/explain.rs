@@ -41,6 +41,7 @@ fn every_stage_says_what_it_waits_for() {
     let next = world.submit();
     let expected = WaitCause::Slot {
         ahead: 0,
+        others: 0,
         advertised: 1,
         running: 1,
         reserved: 0,
@@ -67,6 +68,7 @@ fn waiting_is_measured_from_the_time_it_began() {
     );
     let expected = WaitCause::Slot {
         ahead: 0,
+        others: 0,
         advertised: 1,
         running: 0,
         reserved: 0,

@@ -1,7 +1,7 @@
 use stagewire_core::{ByteCount, Classify, ErrorClass, JobId};
 use stagewire_sched::{DrainScope, Effect, Input, Limits, Outcome, Refusal, ResultInfo, StageSpec, Topology};
 
-use crate::world::{World, completed, name, payload_info, topology, video};
+use crate::world::{World, completed, name, payload_info, submission, topology, video};
 
 #[test]
 fn a_job_goes_through_its_stages_and_is_heard_of() {
@@ -102,7 +102,7 @@ fn too_many_jobs_are_refused_and_the_oldest_ended_ones_forgotten() {
     let jobs = [(); 3].map(|()| world.submit());
     let job = JobId(world.id());
     let params = "{}".into();
-    let refusal = world.refused(Input::Submit { job, params, key: None });
+    let refusal = world.refused(submission(job, params));
     assert_eq!(
         (refusal.class(), refusal.reason()),
         (ErrorClass::Exhausted, "queue.full")
@@ -125,10 +125,7 @@ fn a_job_id_is_used_once() {
     let mut world = World::new(topology(&["paint"], vec![]));
     let job = world.submit();
     let params = "{}".into();
-    assert_eq!(
-        world.refused(Input::Submit { job, params, key: None }),
-        Refusal::DuplicateJob { job }
-    );
+    assert_eq!(world.refused(submission(job, params)), Refusal::DuplicateJob { job });
 }
 
 #[test]
@@ -267,7 +264,7 @@ fn the_parameters_of_jobs_that_have_not_ended_are_bounded() {
     let submit = |world: &mut World, params: &str| {
         let job = JobId(world.id());
         let params = params.into();
-        world.step(Input::Submit { job, params, key: None }).map(|_| job)
+        world.step(submission(job, params)).map(|_| job)
     };
     let long = submit(&mut world, r#"{"p":"x"}"#).expect("9 bytes fit");
     let refusal = submit(&mut world, "{}").expect_err("11 bytes do not");

@@ -3,6 +3,7 @@
 mod world;
 
 mod cancel;
+mod classes;
 mod credits;
 mod events;
 mod explain;

@@ -113,7 +113,7 @@ proptest! {
 fn op() -> impl Strategy<Value = Op> {
     let pick = || any::<u8>();
     prop_oneof![
-        4 => Just(Op::Submit),
+        4 => (pick(), prop::option::weighted(0.2, 1..90_u64)).prop_map(|(class, deadline)| Op::Submit(class, deadline)),
         1 => pick().prop_map(Op::Cancel),
         4 => (pick(), 1..4u32).prop_map(|(stage, slots)| Op::Start(stage, slots)),
         20 => pick().prop_map(Op::Deliver),

@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use stagewire_core::{
@@ -7,7 +8,7 @@ use stagewire_core::{
 };
 use stagewire_sched::{
     Decision, EdgeSpec, Effect, Event, Flow, Holder, IdempotencyKey, Input, JobNotice, Limits, NoticeKind, Offer,
-    PayloadInfo, Phase, Refusal, ResultInfo, Sched, StageRun, StageSpec, Topology, WorkerInfo,
+    PayloadInfo, Phase, Refusal, ResultInfo, Sched, StageRun, StageSpec, Topology, Urgency, WorkerInfo,
 };
 use uuid::Uuid;
 
@@ -257,13 +258,31 @@ impl World {
 
     pub(crate) fn submit(&mut self) -> JobId {
         let job = JobId(self.id());
-        let decision = self.does(Input::Submit {
-            job,
-            params: "{}".into(),
-            key: None,
-        });
+        let decision = self.does(submission(job, "{}".into()));
         assert_eq!(decision.job, Some(job));
         job
+    }
+
+    pub(crate) fn submit_as(&mut self, urgency: Urgency) -> Result<JobId, Refusal> {
+        let job = JobId(self.id());
+        let (params, key) = ("{}".into(), None);
+        self.step(Input::Submit {
+            job,
+            params,
+            key,
+            urgency,
+        })?;
+        Ok(job)
+    }
+
+    /// Submits a job of this class, and of a shape.
+    pub(crate) fn submit_to(&mut self, class: &str, shape: u64) -> JobId {
+        let urgency = Urgency {
+            class: Some(class.to_owned()),
+            shape,
+            ..Urgency::default()
+        };
+        self.submit_as(urgency).expect("the class exists")
     }
 
     pub(crate) fn submit_with_key(&mut self, key: &str, hash: u64) -> Result<JobId, Refusal> {
@@ -273,7 +292,13 @@ impl World {
             hash,
         });
         let params = "{}".into();
-        let decision = self.step(Input::Submit { job, params, key })?;
+        let urgency = Urgency::default();
+        let decision = self.step(Input::Submit {
+            job,
+            params,
+            key,
+            urgency,
+        })?;
         Ok(decision.job.expect("a submission names its job"))
     }
 
@@ -484,6 +509,15 @@ impl World {
             }
         };
         notices.map(word).collect()
+    }
+}
+
+pub(crate) fn submission(job: JobId, params: Arc<str>) -> Input {
+    Input::Submit {
+        job,
+        params,
+        key: None,
+        urgency: Urgency::default(),
     }
 }
 

@@ -14,6 +14,8 @@ use super::values::Span;
 pub(super) struct File {
     pub(super) pipeline: Pipeline,
     #[serde(default)]
+    pub(super) class: Vec<Spanned<Class>>,
+    #[serde(default)]
     pub(super) stage: Vec<Spanned<Stage>>,
     #[serde(default)]
     pub(super) edge: Vec<Spanned<Edge>>,
@@ -38,6 +40,17 @@ pub(super) struct Param {
     pub(super) default: Option<Spanned<toml::Value>>,
     pub(super) min: Option<Spanned<toml::Value>>,
     pub(super) max: Option<Spanned<toml::Value>>,
+    #[serde(default)]
+    pub(super) shape: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Class {
+    pub(super) name: Spanned<StageName>,
+    #[serde(default = "one")]
+    pub(super) weight: Spanned<u32>,
+    pub(super) queue_deadline: Option<Span>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]

@@ -4,6 +4,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
 use stagewire_core::{Classify, ErrorClass};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::nearest::{did_you_mean, known};
 
@@ -50,6 +51,9 @@ pub struct ParamSpec {
     /// Highest value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<Number>,
+    /// How long the stages take depends on it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub shape: bool,
 }
 
 impl ParamSpec {
@@ -169,6 +173,16 @@ impl Params {
         }
     }
 
+    /// A number for the values of the parameters that the time of the stages depends on, out of all that a job has: what
+    /// has the same number is predicted to take as long.
+    pub(crate) fn shape(&self, given: &Map<String, Value>) -> u64 {
+        let shape = self.0.iter().filter(|(_, spec)| spec.shape);
+        let values: Map<String, Value> = shape
+            .filter_map(|(name, _)| Some((name.clone(), given.get(name)?.clone())))
+            .collect();
+        xxh3_64(Value::Object(values).to_string().as_bytes())
+    }
+
     fn unknown(&self, name: &str) -> String {
         let names = || self.0.keys().map(String::as_str);
         let mut hint = did_you_mean(name, names());
@@ -192,6 +206,7 @@ mod tests {
             default,
             min: min.map(Into::into),
             max: max.map(Into::into),
+            shape: false,
         };
         Params(BTreeMap::from([
             ("prompt".to_owned(), spec(ParamType::String, None, None, None)),
@@ -222,6 +237,16 @@ mod tests {
             all,
             json!({"prompt": "a red cat", "steps": 4, "scale": 1, "loop": false})
         );
+    }
+
+    #[test]
+    fn jobs_of_one_shape_have_the_same_number() {
+        let mut params = params();
+        params.0.get_mut("steps").unwrap().shape = true;
+        let shape = |given: Value| params.shape(&params.check(given.as_object().unwrap().clone()).unwrap());
+        let four = shape(json!({"prompt": "a red cat"}));
+        assert_eq!(shape(json!({"prompt": "a blue dog", "steps": 4, "scale": 2})), four);
+        assert_ne!(shape(json!({"prompt": "a red cat", "steps": 8})), four);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use stagewire_core::{ByteCount, Chunking, StageName};
-use stagewire_sched::{EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
+use stagewire_sched::{ClassSpec, EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
 use toml::Spanned;
 
 use super::error::UnknownName;
@@ -108,7 +108,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
     let file: file::File = toml::from_str(text).map_err(|error| source.reader_error(&error))?;
     let (stages, spans) = stages(&source, file.stage)?;
     let edges = edges(&source, file.edge, &stages)?;
-    let topology = topology(&source, (&stages, &spans), edges)?;
+    let topology = classes(&source, topology(&source, (&stages, &spans), edges)?, file.class)?;
     Ok(Config {
         path: path.to_owned(),
         pipeline: Pipeline {
@@ -242,6 +242,28 @@ fn topology(
     })
 }
 
+/// The pipeline with the classes that the file declares, if it declares any.
+fn classes(source: &Source<'_>, topology: Topology, raw: Vec<Spanned<file::Class>>) -> Result<Topology, ConfigError> {
+    if raw.is_empty() {
+        return Ok(topology);
+    }
+    let raw: Vec<_> = raw.into_iter().map(Spanned::into_inner).collect();
+    let specs = raw.iter().map(|class| ClassSpec {
+        name: class.name.get_ref().clone(),
+        weight: *class.weight.get_ref(),
+        queue_deadline: class.queue_deadline.map(|deadline| deadline.0),
+    });
+    topology.with_classes(specs.collect()).map_err(|error| {
+        let last = |wanted: &StageName| raw.iter().rfind(|class| class.name.get_ref() == wanted);
+        let span = match &error {
+            TopologyError::DuplicateClass { class } => last(class).map(|class| class.name.span()),
+            TopologyError::Weight { class, .. } => last(class).map(|class| class.weight.span()),
+            _ => raw.last().map(|class| class.name.span()),
+        };
+        source.error(&span.unwrap_or(0..0), error.to_string())
+    })
+}
+
 fn flow(source: &Source<'_>, edge: &file::Edge, span: &Range<usize>) -> Result<Flow, ConfigError> {
     match (edge.handover, &edge.chunks, &edge.chunk_dim) {
         (file::Handover::Whole, None, None) => Ok(Flow::Whole),
@@ -313,6 +335,7 @@ fn param(source: &Source<'_>, name: &str, raw: &file::Param) -> Result<ParamSpec
         default: None,
         min,
         max,
+        shape: raw.shape,
     };
     if let Some(default) = &raw.default {
         let value = serde_json::to_value(default.get_ref()).unwrap_or_default();

@@ -149,7 +149,12 @@ mod tests {
                 kind: NoteKind::Submitted,
             };
             let params = "{}".into();
-            let input = Input::Submit { job, params, key: None };
+            let input = Input::Submit {
+                job,
+                params,
+                key: None,
+                urgency: stagewire_sched::Urgency::default(),
+            };
             snapshot = drive(&mut journal, n, input, vec![Record::Note(job, note)]);
         }
         let long = read(&journal, &path, &topology, Limits::default()).unwrap();

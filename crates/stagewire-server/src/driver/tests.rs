@@ -16,6 +16,7 @@ fn submit(n: u128) -> Input {
         job: JobId(Uuid::from_u128(n)),
         params: "{}".into(),
         key: None,
+        urgency: stagewire_sched::Urgency::default(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
@@ -10,7 +11,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use stagewire_core::{Incarnation, JobId, Timestamp};
-use stagewire_sched::{IdempotencyKey, Input, Job, Outcome, Phase, Sched, StageRun};
+use stagewire_sched::{IdempotencyKey, Input, Job, Outcome, Phase, Sched, StageRun, Urgency};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -24,7 +25,7 @@ const KEY: &str = "idempotency-key";
 /// Longest key, in bytes.
 const KEY_LEN: usize = 255;
 /// Members of the body of a submission.
-const MEMBERS: [&str; 2] = ["params", "pipeline"];
+const MEMBERS: [&str; 4] = ["params", "class", "queue_deadline_s", "pipeline"];
 /// Jobs in one answer: by default, and at most.
 const PAGE: (usize, usize) = (100, 1000);
 
@@ -35,14 +36,23 @@ pub(super) fn id(text: &str) -> Result<JobId, ApiError> {
 
 pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response, ApiError> {
     let bytes = body::read(&headers, body, app.max_body).await?;
-    let given = params(&app, &bytes)?;
-    let params: Arc<str> = Value::Object(app.pipeline.params.check(given)?).to_string().into();
+    let (given, mut urgency) = request(&app, &bytes)?;
+    let given = app.pipeline.params.check(given)?;
+    urgency.shape = app.pipeline.params.shape(&given);
+    let params: Arc<str> = Value::Object(given).to_string().into();
     let key = key(&headers)?.map(|key| IdempotencyKey {
         key,
-        hash: xxh3_64(params.as_bytes()),
+        hash: xxh3_64(format!("{params}{:?}{:?}", urgency.class, urgency.queue_deadline).as_bytes()),
     });
-    let new = JobId(Uuid::now_v7());
-    let submitted = app.driver.decide(Input::Submit { job: new, params, key }).await?;
+    let job = JobId(Uuid::now_v7());
+    let new = job;
+    let input = Input::Submit {
+        job,
+        params,
+        key,
+        urgency,
+    };
+    let submitted = app.driver.decide(input).await?;
     let job = submitted.unwrap_or(new);
     let json = show_job(&app, job).await?;
     let status = if job == new {
@@ -57,8 +67,8 @@ pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -
     Ok(response)
 }
 
-/// The parameters in the body of a submission.
-fn params(app: &App, bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+/// The parameters in the body of a submission, and how urgent it is.
+fn request(app: &App, bytes: &[u8]) -> Result<(Map<String, Value>, Urgency), ApiError> {
     let wrong = |message: String| ApiError::invalid("http.body", message);
     let example = "send {\"params\": {…}}";
     let value: Value =
@@ -88,11 +98,39 @@ fn params(app: &App, bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
             return Err(ApiError::not_found("pipeline.unknown", message));
         }
     }
+    let class = match members.remove("class") {
+        None | Some(Value::Null) => None,
+        Some(Value::String(class)) => Some(class),
+        Some(_) => return Err(wrong("\"class\" must be a string, the name of a class".to_owned())),
+    };
+    let urgency = Urgency {
+        class,
+        queue_deadline: queue_deadline(members.remove("queue_deadline_s"))?,
+        ..Urgency::default()
+    };
     match members.remove("params") {
-        Some(Value::Object(params)) => Ok(params),
-        None => Ok(Map::new()),
+        Some(Value::Object(params)) => Ok((params, urgency)),
+        None => Ok((Map::new(), urgency)),
         Some(_) => Err(wrong(format!("\"params\" must be a JSON object; {example}"))),
     }
+}
+
+/// A span of time in seconds that the scheduler can judge; negative ones and what is no number never get that far.
+fn queue_deadline(given: Option<Value>) -> Result<Option<Duration>, ApiError> {
+    let given = match given {
+        None | Some(Value::Null) => return Ok(None),
+        Some(given) => given,
+    };
+    let deadline = given
+        .as_f64()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    deadline.map(Some).ok_or_else(|| {
+        let shown: String = given.to_string().chars().take(64).collect();
+        ApiError::invalid(
+            "job.deadline",
+            format!("\"queue_deadline_s\" is {shown}; it must be a number of seconds above 0, or left out"),
+        )
+    })
 }
 
 fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -185,9 +223,13 @@ fn summary(job: &Job, names: &Names) -> Value {
     let mut json = json!({
         "id": job.id(),
         "state": job.state().name(),
+        "class": job.terms().class,
         "submitted_ns": job.submitted(),
         "stages": job.stages().iter().map(|run| stage(run, names)).collect::<Vec<_>>(),
     });
+    if let Some(due) = job.due() {
+        json["queue_deadline_ns"] = json!(due);
+    }
     if let Some(ended) = job.ended() {
         json["ended_ns"] = json!(ended);
     }

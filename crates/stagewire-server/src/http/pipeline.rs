@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use stagewire_sched::Flow;
+use stagewire_sched::{ClassSpec, Flow};
 
 use super::error::ApiError;
 use super::{App, Shared};
@@ -40,8 +40,17 @@ pub(super) async fn show(State(app): Shared) -> Result<Json<Value>, ApiError> {
         "params": app.pipeline.params,
         "stages": snapshot.stages.iter().map(stage).collect::<Vec<_>>(),
         "edges": edges,
+        "classes": app.topology.classes().iter().map(class).collect::<Vec<_>>(),
         "workers": snapshot.stages.iter().flat_map(|stage| workers(&app, stage)).collect::<Vec<_>>(),
     })))
+}
+
+fn class(class: &ClassSpec) -> Value {
+    json!({
+        "name": class.name,
+        "weight": class.weight,
+        "queue_deadline_s": class.queue_deadline.map(|deadline| deadline.as_secs_f64()),
+    })
 }
 
 fn stage(stage: &StageSnapshot) -> Value {

@@ -10,11 +10,17 @@ fn names(stages: &[StageName]) -> String {
     stages.iter().map(StageName::as_str).collect::<Vec<_>>().join(", ")
 }
 
-fn ahead(ahead: usize) -> String {
-    match ahead {
+/// Who else waits: jobs of its class that come first, and jobs of other classes.
+fn ahead(ahead: usize, others: usize) -> String {
+    let before = match ahead {
         0 => "it is next".to_owned(),
         1 => "1 job is ahead".to_owned(),
         n => format!("{n} jobs are ahead"),
+    };
+    match others {
+        0 => before,
+        1 => format!("{before} of its class, beside 1 job of other classes"),
+        n => format!("{before} of its class, beside {n} jobs of other classes"),
     }
 }
 
@@ -36,6 +42,7 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
         ),
         WaitCause::Slot {
             ahead: before,
+            others,
             advertised,
             running,
             reserved,
@@ -45,32 +52,43 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
         } => (
             "slot",
             match (paused, declined) {
-                (0, _) => format!("waits for a free slot: all {advertised} are taken; {}", ahead(*before)),
-                (_, None) => format!("waits for a worker that did not answer an offer; {}", ahead(*before)),
+                (0, _) => format!(
+                    "waits for a free slot: all {advertised} are taken; {}",
+                    ahead(*before, *others)
+                ),
+                (_, None) => format!(
+                    "waits for a worker that did not answer an offer; {}",
+                    ahead(*before, *others)
+                ),
                 (_, Some(failure)) => format!(
                     "waits for a worker that declined an offer, because {}; {}",
                     failure.message,
-                    ahead(*before)
+                    ahead(*before, *others)
                 ),
             },
             json!({
-                "ahead": before, "advertised": advertised, "running": running, "reserved": reserved,
+                "ahead": before, "rank": before + 1, "others": others, "advertised": advertised, "running": running, "reserved": reserved,
                 "stopping": stopping, "paused": paused, "declined": declined,
             }),
         ),
         WaitCause::Credit {
             ahead: before,
+            others,
             held,
             limit,
         } => (
             "credit",
             format!(
                 "waits until outputs of this stage are consumed: {held} of {limit} are held; {}",
-                ahead(*before)
+                ahead(*before, *others)
             ),
-            json!({"ahead": before, "held": held, "limit": limit}),
+            json!({"ahead": before, "rank": before + 1, "others": others, "held": held, "limit": limit}),
         ),
-        WaitCause::Dispatch { ahead: before } => ("dispatch", ahead(*before), json!({"ahead": before})),
+        WaitCause::Dispatch { ahead: before, others } => (
+            "dispatch",
+            ahead(*before, *others),
+            json!({"ahead": before, "rank": before + 1, "others": others}),
+        ),
         WaitCause::Draining => (
             "draining",
             "the server is draining and starts nothing new".to_owned(),
@@ -104,12 +122,17 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
     };
     let mut json = Map::new();
     json.extend(waiting.stage.as_ref().map(|stage| ("stage".to_owned(), json!(stage))));
+    json.insert("class".to_owned(), json!(waiting.class));
     json.insert("cause".to_owned(), json!(cause));
     json.insert("message".to_owned(), json!(message));
     json.insert(
         "waited_ns".to_owned(),
         json!(u64::try_from(waiting.waited.as_nanos()).unwrap_or(u64::MAX)),
     );
+    if let Some(dropped_in) = waiting.dropped_in {
+        let nanos = u64::try_from(dropped_in.as_nanos()).unwrap_or(u64::MAX);
+        json.insert("dropped_in_ns".to_owned(), json!(nanos));
+    }
     if let Value::Object(numbers) = numbers {
         json.extend(numbers);
     }
@@ -129,7 +152,9 @@ mod tests {
         let message = |cause| {
             let waiting = Waiting {
                 stage: None,
+                class: StageName::new("batch").unwrap(),
                 waited: Duration::ZERO,
+                dropped_in: None,
                 cause,
             };
             json(&waiting, &Names::default())["message"].clone()
@@ -140,9 +165,24 @@ mod tests {
         };
         assert_eq!(stopping(1), "1 attempt was told to stop; it ends within 30.0s");
         assert_eq!(stopping(2), "2 attempts were told to stop; they end within 30.0s");
+        let credit = |ahead, others| {
+            message(WaitCause::Credit {
+                ahead,
+                others,
+                held: 2,
+                limit: 2,
+            })
+        };
+        let held = "waits until outputs of this stage are consumed: 2 of 2 are held";
+        assert_eq!(credit(1, 0), format!("{held}; 1 job is ahead"));
+        assert_eq!(
+            credit(2, 1),
+            format!("{held}; 2 jobs are ahead of its class, beside 1 job of other classes")
+        );
         let slot = |paused, declined| {
             message(WaitCause::Slot {
                 ahead: 0,
+                others: 0,
                 advertised: 2,
                 running: 2 - paused,
                 reserved: 0,

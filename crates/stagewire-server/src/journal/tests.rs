@@ -65,17 +65,22 @@ fn what_is_not_this_journal_is_refused_with_a_reason() {
     );
 
     let path = dir.path().join("journal.redb");
-    let database = Database::create(&path).unwrap();
-    let write = database.begin_write().unwrap();
-    write
-        .open_table(META)
-        .unwrap()
-        .insert(Meta::Format as u64, 9_u64.to_le_bytes().as_slice())
-        .unwrap();
-    write.commit().unwrap();
-    drop(database);
-    let error = Journal::open(dir.path(), SCOPE).unwrap_err();
-    assert!(matches!(error, JournalError::Version { found: 9, .. }), "{error}");
+    // Of an older version, and of a newer one.
+    for other in [1, 9] {
+        let database = Database::create(&path).unwrap();
+        let write = database.begin_write().unwrap();
+        let format = u64::to_le_bytes(other);
+        let mut meta = write.open_table(META).unwrap();
+        meta.insert(Meta::Format as u64, format.as_slice()).unwrap();
+        drop(meta);
+        write.commit().unwrap();
+        drop(database);
+        let error = Journal::open(dir.path(), SCOPE).unwrap_err();
+        assert!(
+            matches!(error, JournalError::Version { found, expected: 2, .. } if found == other),
+            "{error}"
+        );
+    }
 
     for garbage in [b"not a database".repeat(1000), vec![0; 8192], b"redb".to_vec()] {
         fs::write(&path, garbage).unwrap();

@@ -108,6 +108,7 @@ impl Scrape {
                 ("submitted", c.jobs_submitted),
                 ("succeeded", c.jobs_succeeded),
                 ("failed", c.jobs_failed),
+                ("dropped", c.jobs_dropped),
                 ("cancelled", c.jobs_cancelled),
             ],
         );

@@ -72,9 +72,9 @@ fn error(from: &str, to: &str) -> String {
 #[test]
 fn typos_name_file_line_key_and_the_nearest_valid_one() {
     insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-held, no-progress, max-attempts, threads"#);
-    insta::assert_snapshot!(error("[server]", "[sever]"), @r#"stagewire.toml:33: unknown key "sever" in this file; did you mean "server"? Valid here: pipeline, stage, edge, server"#);
+    insta::assert_snapshot!(error("[server]", "[sever]"), @r#"stagewire.toml:33: unknown key "sever" in this file; did you mean "server"? Valid here: pipeline, class, stage, edge, server"#);
     insta::assert_snapshot!(error("chunk-dim", "chunk_dim"), @r#"stagewire.toml:31: unknown key "chunk_dim" in [[edge]]; did you mean "chunk-dim"? Valid here: from, to, handover, chunks, chunk-dim, mode"#);
-    insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max"#);
+    insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max, shape"#);
     insta::assert_snapshot!(error("\"admission\"", "\"admision\""), @r#"stagewire.toml:17: unknown value "admision" in [[stage]]; did you mean "admission"? Valid here: work-queue, admission"#);
     insta::assert_snapshot!(error("\"stream\"", "\"chunked\""), @r#"stagewire.toml:29: unknown value "chunked" in [[edge]]; valid here: whole, stream"#);
     insta::assert_snapshot!(error("\"integer\"", "\"int\""), @r#"stagewire.toml:8: unknown value "int" in [pipeline.params.steps]; did you mean "integer"? Valid here: string, integer, number, boolean"#);
@@ -96,6 +96,40 @@ fn wrong_values_say_what_to_write() {
     insta::assert_snapshot!(error("store-bytes = \"1.5GiB\"", "max-body = \"64MiB\""), @r#"stagewire.toml:35: "max-body" is 64.0 MiB; it must be at most 16.0 MiB"#);
     insta::assert_snapshot!(error("name = \"wan\"\n", ""), @r#"stagewire.toml:1: in [pipeline]: missing key "name""#);
     insta::assert_snapshot!(error("[[edge]]", "[[edge]"), @r#"stagewire.toml:23: not TOML: unclosed array table, expected "]""#);
+}
+
+#[test]
+fn classes_take_the_place_of_the_usual_three() {
+    let config = Config::parse(GOOD, "stagewire.toml").unwrap();
+    assert_eq!(config.topology.classes(), stagewire_sched::ClassSpec::defaults());
+    let text = format!(
+        "{GOOD}\n[[class]]\nname = \"gold\"\nweight = 3\nqueue-deadline = \"20s\"\n[[class]]\nname = \"tin\"\n"
+    );
+    let config = Config::parse(&text, "stagewire.toml").unwrap();
+    let classes: Vec<_> = config
+        .topology
+        .classes()
+        .iter()
+        .map(|class| (class.name.as_str(), class.weight))
+        .collect();
+    assert_eq!(classes, [("gold", 3), ("tin", 1)]);
+    let deadlines = config.topology.classes().iter().map(|class| class.queue_deadline);
+    assert_eq!(
+        deadlines.collect::<Vec<_>>(),
+        [Some(std::time::Duration::from_secs(20)), None]
+    );
+}
+
+#[test]
+fn classes_that_cannot_be_are_refused() {
+    let error = |classes: &str| {
+        let classes = format!("{classes}\n[server]");
+        error("[server]", &classes)
+    };
+    insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\nweight = 0"), @"stagewire.toml:35: the weight of class gold is 0; it must be 1 to 1000");
+    insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\n[[class]]\nname = \"gold\""), @"stagewire.toml:36: class gold is declared twice; each class needs its own name");
+    insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\nqueue-deadline = \"-5s\""), @r#"stagewire.toml:35: "queue-deadline" in [[class]]: "-5s" is out of range: 1 ms to 366 days"#);
+    insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\nwait = 1"), @r#"stagewire.toml:35: unknown key "wait" in [[class]]; valid here: name, weight, queue-deadline"#);
 }
 
 #[test]

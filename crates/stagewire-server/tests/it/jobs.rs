@@ -207,3 +207,107 @@ async fn the_timeline_shows_stages_and_chunks() {
     workers.close().await;
     api.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_has_a_class_and_a_queue_deadline_and_says_so() {
+    let site = Site::new();
+    let api = site.start().await;
+    let post = |body: serde_json::Value| answer(api.request(Method::POST, "/v1/jobs").json(&body));
+    let params = || json!({"prompt": "a red cat"});
+    let (status, plain) = post(json!({"params": params()})).await;
+    assert_eq!((status, &plain["class"]), (StatusCode::CREATED, &json!("standard")));
+    assert!(plain.get("queue_deadline_ns").is_none(), "{plain}");
+    let (_, batch) = post(json!({"params": params(), "class": "batch", "queue_deadline_s": 3600})).await;
+    let waiting = &batch["waiting"][0];
+    assert_eq!((&batch["class"], &waiting["class"]), (&json!("batch"), &json!("batch")));
+    let due = batch["queue_deadline_ns"].as_u64().unwrap() - batch["submitted_ns"].as_u64().unwrap();
+    assert_eq!(due, 3_600_000_000_000);
+    assert!(
+        (3_500_000_000_000..=due).contains(&waiting["dropped_in_ns"].as_u64().unwrap()),
+        "{waiting}"
+    );
+
+    let error = |answer: serde_json::Value| {
+        let part = |name: &str| answer["error"][name].as_str().unwrap_or_default().to_owned();
+        (part("class"), part("reason"), part("message"))
+    };
+    let (status, refused) = post(json!({"params": params(), "class": "gold"})).await;
+    let (class, reason, message) = error(refused);
+    assert_eq!(
+        (status, class.as_str(), reason.as_str()),
+        (StatusCode::BAD_REQUEST, "invalid", "class.unknown")
+    );
+    assert_eq!(
+        message,
+        "there is no class \"gold\"; this pipeline has interactive, standard, batch"
+    );
+    for (wrong, shown) in [
+        (json!(-1), "is -1;"),
+        (json!("soon"), "is \"soon\";"),
+        (json!(0), "of 0ns"),
+    ] {
+        let (status, refused) = post(json!({"params": params(), "queue_deadline_s": wrong})).await;
+        let (class, reason, message) = error(refused);
+        assert_eq!(
+            (status, class.as_str(), reason.as_str()),
+            (StatusCode::BAD_REQUEST, "invalid", "job.deadline")
+        );
+        assert!(message.contains(shown), "{message}");
+    }
+    let (status, _) = post(json!({"params": params(), "class": 5})).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+
+    let (_, soon) = post(json!({"params": params(), "queue_deadline_s": 0.05})).await;
+    let soon = soon["id"].as_str().unwrap();
+    let dropped = api.until(soon, &["failed"]).await;
+    assert_eq!(dropped["failure"]["reason"], "job.queue_deadline");
+    let metrics = api
+        .request(Method::GET, "/metrics")
+        .send()
+        .await
+        .unwrap()
+        .text()
+        .await
+        .unwrap();
+    assert!(
+        metrics.contains("stagewire_sched_jobs_total{event=\"dropped\"} 1"),
+        "{metrics}"
+    );
+    let (_, pipeline) = api.get("/v1/pipeline").await;
+    assert_eq!(
+        pipeline["classes"][0],
+        json!({"name": "interactive", "weight": 8, "queue_deadline_s": null})
+    );
+
+    // What was agreed outlives the server.
+    let batch = batch["id"].as_str().unwrap().to_owned();
+    api.stop().await;
+    let api = site.start().await;
+    let (_, shown) = api.get(&format!("/v1/jobs/{batch}")).await;
+    assert_eq!(
+        (&shown["class"], &shown["state"]),
+        (&json!("batch"), &json!("active")),
+        "{shown}"
+    );
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_stands_for_class_and_deadline_too() {
+    let site = Site::new();
+    let api = site.start().await;
+    let post = |class: &str| {
+        let body = json!({"params": {"prompt": "a red cat"}, "class": class});
+        let request = api.request(Method::POST, "/v1/jobs").header("Idempotency-Key", "cat");
+        answer(request.json(&body))
+    };
+    let (_, first) = post("batch").await;
+    let (status, again) = post("batch").await;
+    assert_eq!((status, &again["id"]), (StatusCode::OK, &first["id"]));
+    let (status, other) = post("interactive").await;
+    assert_eq!(
+        (status, &other["error"]["reason"]),
+        (StatusCode::CONFLICT, &json!("job.key_conflict"))
+    );
+    api.stop().await;
+}

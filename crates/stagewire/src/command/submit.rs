@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::artefacts::Outputs;
@@ -23,6 +24,7 @@ Examples:
   stagewire submit \"a red cat\" --param steps=8 --param seed=7 --out results/      every artefact
   stagewire submit \"a red cat\" --out cat.mp4 --timeline cat.html
   stagewire submit - --out cat.mp4 <prompt.txt
+  stagewire submit \"a red cat\" --class interactive --queue-deadline 30 --out cat.mp4
   job=$(stagewire submit \"a red cat\" --no-wait); stagewire job $job
 
 `stagewire stages` lists the parameters that the pipeline takes.";
@@ -40,6 +42,14 @@ pub(crate) struct SubmitArgs {
     /// Another parameter of the pipeline; may be repeated
     #[arg(long = "param", short = 'p', value_name = "NAME=VALUE")]
     params: Vec<String>,
+
+    /// Its class: which share of the workers it gets. Default: standard
+    #[arg(long, value_name = "CLASS")]
+    class: Option<String>,
+
+    /// Drop the job if it has not begun after so many seconds. Default: what the class says
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    queue_deadline: Option<Duration>,
 
     /// Save the artefact of this extension here; a directory takes all artefacts. May be repeated
     #[arg(long = "out", short = 'o', value_name = "FILE", conflicts_with = "no_wait")]
@@ -72,7 +82,14 @@ pub(crate) async fn run(args: SubmitArgs, global: &Global, output: &Output) -> R
     let params = params::collect(prompt(args.prompt)?, &args.params, &pipeline)?;
     // The key makes it safe to ask again when the answer is lost: there is one job, whatever happens.
     let key = uuid::Uuid::new_v4().to_string();
-    let job = patiently(|| client.submit(&params, &key)).await?;
+    let mut body = json!({ "params": params });
+    if let Some(class) = &args.class {
+        body["class"] = json!(class);
+    }
+    if let Some(deadline) = args.queue_deadline {
+        body["queue_deadline_s"] = json!(deadline.as_secs_f64());
+    }
+    let job = patiently(|| client.submit(&body, &key)).await?;
     if args.no_wait {
         if output.json {
             output.document(&job)?;

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp, Token};
-use stagewire_sched::{DrainScope, Effect, Event, Holder, Input, Limits, Topology};
+use stagewire_sched::{DrainScope, Effect, Event, Holder, Input, Limits, Topology, Urgency};
 
 use super::agent::{Agent, Link};
 use crate::world::{World, worker_info};
@@ -10,7 +10,8 @@ use crate::world::{World, worker_info};
 /// One thing that happens. Numbers choose among what is there.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Op {
-    Submit,
+    /// A job of some class and shape, with a queue deadline in seconds.
+    Submit(u8, Option<u64>),
     Cancel(u8),
     /// A worker process starts and attaches.
     Start(u8, u32),
@@ -73,8 +74,15 @@ impl Model {
     pub(super) fn step(&mut self, op: Op) {
         let agent = |pick: u8, agents: &[Agent]| (!agents.is_empty()).then(|| usize::from(pick) % agents.len());
         match op {
-            Op::Submit => {
-                let job = self.world.submit();
+            Op::Submit(pick, deadline) => {
+                let classes = self.world.sched.topology().classes();
+                let class = &classes[usize::from(pick) % classes.len()].name;
+                let urgency = Urgency {
+                    class: Some(class.to_string()),
+                    queue_deadline: deadline.map(Duration::from_secs),
+                    shape: u64::from(pick / 64),
+                };
+                let job = self.world.submit_as(urgency).expect("the class exists");
                 self.jobs.push(job);
             }
             Op::Cancel(pick) => {
