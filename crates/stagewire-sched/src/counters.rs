@@ -1,4 +1,3 @@
-use crate::sched::DROPPED;
 use crate::{Event, Loss, OfferEnd, Outcome};
 
 /// What has happened, counted from the applied events, those of a replay included.
@@ -41,7 +40,7 @@ impl Counters {
             outcome: Outcome::Failed(failure),
             ..
         } = event
-            && failure.reason == DROPPED
+            && failure.reason == "job.queue_deadline"
         {
             self.jobs_dropped += 1;
         }

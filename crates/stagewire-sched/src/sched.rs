@@ -26,7 +26,6 @@ use crate::topology::StageIndex;
 use crate::{Counters, Decision, Event, Input, Job, Limits, Refusal, Topology, Worker};
 
 pub use snapshot::{RestoreError, Snapshot};
-pub(crate) use submit::DROPPED;
 
 /// The scheduler of one pipeline.
 ///

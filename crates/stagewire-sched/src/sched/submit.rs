@@ -12,9 +12,6 @@ use crate::{Decision, Effect, Event, IdempotencyKey, JobNotice, NoticeKind, Refu
 const LEAST_DEADLINE: Duration = Duration::from_millis(1);
 const LONGEST_DEADLINE: Duration = Duration::from_secs(366 * 86_400);
 
-/// Reason of the failure of a job that was dropped because it had not begun in time.
-pub(crate) const DROPPED: &str = "job.queue_deadline";
-
 impl Sched {
     pub(super) fn submit(
         &self,
@@ -110,7 +107,7 @@ impl Sched {
                 terms.class,
                 terms.queue_deadline.unwrap_or_default(),
             );
-            job.doom(Failure::new(ErrorClass::Deadline, DROPPED, message));
+            job.doom(Failure::new(ErrorClass::Deadline, "job.queue_deadline", message));
         });
         plan.decision
     }
