@@ -21,8 +21,9 @@ struct Layer {
 const ANY: &[&str] = &["*"];
 
 #[rustfmt::skip]
-const LAYERS: [Layer; 10] = [
+const LAYERS: [Layer; 11] = [
     Layer { name: "stagewire-core", level: 0, may: &[] },
+    Layer { name: "stagewire-kv", level: 1, may: &["stagewire-core"] },
     Layer { name: "stagewire-sched", level: 1, may: &["stagewire-core"] },
     Layer { name: "stagewire-transfer", level: 2, may: &["stagewire-core"] },
     Layer { name: "stagewire-store", level: 2, may: &["stagewire-core", "stagewire-transfer"] },

@@ -1,0 +1,186 @@
+//! What is wrong with one room is an error of that room, before anything moves, and never a shorter transfer.
+
+use stagewire_core::{Classify, DType};
+use stagewire_kv::{Component, Engine, Geometry, Kind, Layout, Pair, PlanRequest, handshake};
+
+fn paired(component: &Component, tp: u32) -> Pair {
+    let engine = || {
+        let geometry = Geometry {
+            num_pages: [(component.name.clone(), 10)].into(),
+            ..Geometry::new(tp, 4, vec![component.clone()])
+        };
+        Engine::new(geometry).unwrap()
+    };
+    handshake(&engine(), &engine()).unwrap()
+}
+
+fn pair() -> Pair {
+    paired(&Component::mha("full", 2, 2, [4, 4], DType::BF16), 1)
+}
+
+fn request<'a>(src: &'a [i64], dst: &'a [i64]) -> PlanRequest<'a> {
+    PlanRequest::new(0, 0, 10).pages("full", src, dst)
+}
+
+#[track_caller]
+fn fails(request: &PlanRequest<'_>, reason: &str) {
+    let pair = pair();
+    let error = pair.plan(request).unwrap_err();
+    assert_eq!(error.reason(), reason, "{error}");
+    // The pair goes on.
+    pair.plan(&self::request(&[1, 2, 3], &[1, 2, 3])).unwrap();
+}
+
+#[test]
+fn page_lists() {
+    fails(&request(&[1, 2], &[1, 2, 3]), "kv.table_length");
+    fails(&request(&[1, 2, 3], &[1, 2]), "kv.table_length");
+    fails(&request(&[1, 2], &[1, 2]), "kv.table_length");
+    fails(&request(&[1, 2, 3, 4], &[1, 2, 3, 4]), "kv.table_length");
+    for bad in [0, -1, -7, i64::MIN] {
+        fails(&request(&[1, bad, 3], &[1, 2, 3]), "kv.not_resident");
+        fails(&request(&[1, 2, 3], &[1, 2, bad]), "kv.not_resident");
+    }
+    fails(&request(&[10, 2, 3], &[1, 2, 3]), "kv.past_pool");
+    fails(&request(&[1, 2, 3], &[1, 2, i64::MAX]), "kv.past_pool");
+    fails(&request(&[1, 2, 3], &[1, 2, 1]), "kv.written_twice");
+    fails(&PlanRequest::new(0, 0, 10), "kv.no_table");
+    fails(
+        &request(&[1, 2, 3], &[1, 2, 3]).pages("other", &[], &[]),
+        "kv.unknown_component",
+    );
+}
+
+#[test]
+fn prefixes_and_chunks() {
+    let table = [1, 2, 3];
+    for prefix in [1, 3, 10, 12, 100] {
+        let mut request = request(&table, &table);
+        request.prefix.insert("full", prefix);
+        fails(&request, "kv.prefix");
+    }
+    for tokens in [(3, 2), (0, 11), (11, 12)] {
+        let mut request = request(&table, &table);
+        request.tokens = Some(tokens);
+        fails(&request, "kv.tokens");
+    }
+    let mut request = request(&table, &table);
+    request.components = Some(vec!["other"]);
+    fails(&request, "kv.unknown_component");
+}
+
+#[test]
+fn a_page_of_the_prefix_is_never_written() {
+    let mut request = request(&[1, 2, 3], &[5, 6, 5]);
+    request.prefix.insert("full", 4);
+    fails(&request, "kv.written_twice");
+}
+
+#[test]
+fn pages_that_are_not_needed_may_be_missing() {
+    let mut request = request(&[-1, 2, 3], &[-1, 5, 6]);
+    request.prefix.insert("full", 4);
+    assert_eq!(pair().plan(&request).unwrap().nbytes(), 2 * 4 * 16 * 2 * 2);
+    // A chunk needs its own pages only.
+    let mut request = self::request(&[1, 2, -1], &[7, 8, -1]);
+    request.tokens = Some((0, 8));
+    assert_eq!(pair().plan(&request).unwrap().record_count(), 4);
+}
+
+#[test]
+fn nothing_to_move_is_an_empty_plan() {
+    let table = [-1, -1];
+    let mut request = PlanRequest::new(0, 0, 8).pages("full", &table, &table);
+    request.prefix.insert("full", 8);
+    let plan = pair().plan(&request).unwrap();
+    assert_eq!(
+        (plan.nbytes(), plan.records().len(), plan.descriptors().len()),
+        (0, 0, 0)
+    );
+    let plan = pair().plan(&PlanRequest::new(0, 0, 0).pages("full", &[], &[])).unwrap();
+    assert_eq!(plan.nbytes(), 0);
+}
+
+#[test]
+fn parts_of_pages_that_cannot_be_cut() {
+    let component = Component {
+        layout: Layout::Vectorized5d,
+        ..Component::mha("full", 2, 2, [4, 4], DType::BF16)
+    };
+    let pair = paired(&component, 1);
+    let whole = request(&[1, 2, 3], &[1, 2, 3]);
+    assert_eq!(pair.plan(&whole).unwrap().record_count(), 4);
+    let exact = PlanRequest {
+        exact_window: true,
+        ..whole
+    };
+    assert_eq!(pair.plan(&exact).unwrap_err().reason(), "kv.exact");
+}
+
+#[test]
+fn state_moves_with_the_last_chunk_as_one_page() {
+    let component = Component {
+        kind: Kind::Mamba,
+        ..Component::mha("full", 2, 2, [4, 3], DType::BF16)
+    };
+    let pair = paired(&component, 2);
+    let plan = pair
+        .plan(&PlanRequest::new(1, 1, 10).pages("full", &[3], &[7]))
+        .unwrap();
+    let rows: Vec<_> = plan
+        .descriptors()
+        .iter()
+        .map(|d| (d.kv, d.src_off, d.dst_off, d.nbytes))
+        .collect();
+    assert_eq!(rows, [(0, 24, 56, 8), (0, 24, 56, 8), (1, 18, 42, 6), (1, 18, 42, 6)]);
+    let mut first = PlanRequest::new(1, 1, 10).pages("full", &[3], &[7]);
+    first.tokens = Some((0, 8));
+    assert_eq!(pair.plan(&first).unwrap().nbytes(), 0);
+    first.tokens = Some((10, 10));
+    assert_eq!(pair.plan(&first).unwrap().nbytes(), 0);
+    first.tokens = Some((8, 10));
+    assert_eq!(pair.plan(&first).unwrap().nbytes(), plan.nbytes());
+}
+
+#[test]
+fn page_major_pools_have_one_buffer_and_scales_their_own() {
+    let component = Component {
+        layout: Layout::PageMajor,
+        ..Component::mha("full", 3, 2, [4, 2], DType::BF16)
+    };
+    let plan = paired(&component, 2).plan(&request(&[1, 2, 3], &[4, 5, 6])).unwrap();
+    // A page is 3 layers of 4 tokens of one head of 6 elements.
+    let page = 3 * 4 * 6 * 2;
+    let rows: Vec<_> = plan
+        .descriptors()
+        .iter()
+        .map(|d| (d.src_off, d.dst_off, d.nbytes))
+        .collect();
+    assert_eq!(rows, [(page, 4 * page, 3 * page)]);
+    let scaled = Component {
+        scales: Some(2),
+        ..Component::mha("full", 1, 2, [4, 2], DType::F8E4M3)
+    };
+    let plan = paired(&scaled, 2).plan(&request(&[1, 2, 3], &[4, 5, 6])).unwrap();
+    let rows: Vec<_> = plan.descriptors().iter().map(|d| (d.kv, d.nbytes)).collect();
+    assert_eq!(rows, [(0, 48), (1, 24), (2, 24), (3, 12)]);
+}
+
+#[test]
+fn pipeline_stages_send_their_own_layers() {
+    let component = Component::mha("full", 4, 2, [4, 4], DType::BF16);
+    let geometry = Geometry::new(2, 4, vec![component]);
+    let prefill = Engine::new(Geometry {
+        pp_size: 2,
+        ..geometry.clone()
+    });
+    let pair = handshake(&prefill.unwrap(), &Engine::new(geometry).unwrap()).unwrap();
+    assert_eq!(pair.routes(), [(0, 0), (1, 1), (2, 0), (3, 1)]);
+    assert_eq!(pair.writers(1), [1, 3]);
+    let table = [1, 2, 3];
+    let plan = pair
+        .plan(&PlanRequest::new(3, 1, 10).pages("full", &table, &table))
+        .unwrap();
+    let layers: Vec<_> = plan.records().iter().map(|r| (r.src_layer, r.dst_layer)).collect();
+    assert_eq!(layers, [(0, 2), (1, 3), (0, 2), (1, 3)]);
+}
