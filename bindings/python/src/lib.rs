@@ -17,6 +17,7 @@ mod engine;
 mod error;
 mod foreign;
 mod handle;
+mod kv;
 mod payload;
 mod pending;
 mod placed;
@@ -46,6 +47,8 @@ mod _native {
     use super::engine::{EnginePin, EngineRegion, EngineTransport};
     #[pymodule_export]
     use super::handle::Handle;
+    #[pymodule_export]
+    use super::kv::{KvEngine, KvPair, KvPlan, kv_handshake};
     #[pymodule_export]
     use super::pending::Pending;
     #[pymodule_export]

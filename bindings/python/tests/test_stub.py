@@ -84,6 +84,7 @@ def test_everything_exported_is_documented() -> None:
     import stagewire.client
     import stagewire.diffusion
     import stagewire.errors
+    import stagewire.kv
     import stagewire.local
     import stagewire.modular
     import stagewire.mooncake
@@ -95,6 +96,7 @@ def test_everything_exported_is_documented() -> None:
         stagewire.client,
         stagewire.diffusion,
         stagewire.errors,
+        stagewire.kv,
         stagewire.local,
         stagewire.modular,
         stagewire.mooncake,

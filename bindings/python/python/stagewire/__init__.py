@@ -4,6 +4,7 @@
 * `stagewire.modular.stages`: a diffusers modular pipeline handed over whole.
 * `stagewire.diffusion.DiffusionConnector`: hands tensors from process to process, without a server.
 * `stagewire.mooncake.EngineTransport`: moves tensors between hosts over Mooncake's transfer engine.
+* `stagewire.kv`: plans KV-cache transfers between engines of different tensor-parallel size.
 * `Client`, `AsyncClient`: submit jobs to a server, follow them, fetch what they made.
 * `stagewire.errors`: one exception class for each class of error.
 * ``python -m stagewire.worker``: runs one stage; ``stagewire up`` starts it.
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 _LAZY = {"AsyncClient": "client", "Client": "client"}
-_MODULES = {"client", "conformance", "diffusion", "local", "modular", "mooncake", "pipeline"}
+_MODULES = {"client", "conformance", "diffusion", "kv", "local", "modular", "mooncake", "pipeline"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,256 @@
+"""`stagewire.kv`: the public surface, bad input, and a prompt moved by the descriptors of its plans."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from stagewire import kv
+from stagewire.errors import Invalid, StagewireError, Unsupported
+
+FULL = kv.Component("full", layers=18, kv_heads=8, k_dim=64, v_dim=64, dtype="bfloat16")
+SWA = kv.Component("swa", layers=18, kv_heads=8, k_dim=64, v_dim=64, dtype="bfloat16", window=127)
+TABLES = {"full": [5, 6, 7, 9, 2], "swa": [-1, -1, 11, 12, 4]}
+TARGETS = {"full": [3, 4, 8, 9, 10], "swa": [-1, -1, 6, 7, 8]}
+
+
+def engine(tp_size: int, **changes: Any) -> kv.Engine:
+    values: dict[str, Any] = {"tp_size": tp_size, "page_size": 64, "components": [FULL, SWA], **changes}
+    return kv.Engine(**values)
+
+
+def planned(pair: kv.Pair, src_rank: int, dst_rank: int, **changes: Any) -> kv.Plan:
+    values: dict[str, Any] = {"seq_len": 300, "src_pages": TABLES, "dst_pages": TARGETS, **changes}
+    return pair.plan(src_rank, dst_rank, **values)
+
+
+def test_a_pair_has_its_routes_and_plans() -> None:
+    pair = kv.handshake(engine(1, num_pages={"full": 4096, "swa": 64}), engine(4))
+    assert pair.routes() == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert pair.writers(3) == [0]
+    plan = planned(pair, 0, 2)
+    assert plan.token_range("full") == (0, 0, 300)
+    assert plan.token_range("swa") == (128, 173, 300)
+    assert (plan.src_rank, plan.dst_rank, plan.packing("swa")) == (0, 2, "gather")
+    rows = plan.descriptors()
+    names = ("component", "src_layer", "dst_layer", "kv", "src_off", "dst_off", "nbytes")
+    assert rows.dtype.names == names
+    assert rows.dtype["src_off"] == np.uint64
+    assert rows["nbytes"].sum() == plan.nbytes == 256 * (320 + 192) * 36
+    order = rows[["component", "kv", "dst_layer", "dst_off"]]
+    assert (np.sort(order) == order).all()
+    # The published first descriptor of this pair, that of the first token.
+    first = rows[(rows["component"] == 0) & (rows["src_off"] == 131584)][0]
+    assert first.item()[4:] == (131584, 163840, 256)
+    exact = planned(pair, 0, 2, exact_window=True)
+    assert exact.nbytes == 256 * (300 + 127) * 36
+
+
+def test_records_expand_to_the_descriptors() -> None:
+    pair = kv.handshake(engine(4), engine(2))
+    for src_rank, dst_rank in pair.routes():
+        plan = planned(pair, src_rank, dst_rank, exact_window=True)
+        expanded = [
+            (
+                *record.item()[:4],
+                record["src_off"] + row * record["src_pitch"],
+                record["dst_off"] + row * record["dst_pitch"],
+            )
+            for record in plan.records()
+            for row in range(int(record["rows"]))
+        ]
+        assert expanded == [row.item()[:6] for row in plan.descriptors()]
+        assert plan.packing("full") == "scatter"
+
+
+def test_a_prompt_arrives_byte_for_byte() -> None:
+    """Rows of token and head, by the definition: [pages, tokens, heads, dim] on each rank."""
+    heads, page, dim, seq_len = 6, 4, 2, 14
+    component = kv.Component("full", layers=1, kv_heads=heads, k_dim=dim, v_dim=dim, dtype="uint8")
+    pair = kv.handshake(
+        kv.Engine(tp_size=2, page_size=page, components=[component]),
+        kv.Engine(tp_size=3, page_size=page, components=[component]),
+    )
+    assert pair.routes() == [(0, 0), (0, 1), (1, 1), (1, 2)]
+    random = np.random.default_rng(6)
+    cache = random.integers(0, 255, (2, 8, page, heads, dim), dtype=np.uint8)
+    src_pages, dst_pages = [5, 2, 3, 7], [1, 2, 6, 4]
+    out = random.integers(0, 255, (3, 2, 8, page, heads // 3, dim), dtype=np.uint8)
+    wanted = out.copy()
+    for rank in range(3):
+        for src, dst in zip(src_pages, dst_pages, strict=True):
+            wanted[rank, :, dst] = cache[:, src, :, 2 * rank : 2 * rank + 2]
+    for src_rank, dst_rank in pair.routes():
+        source = np.ascontiguousarray(cache[:, :, :, 3 * src_rank : 3 * src_rank + 3])
+        plan = pair.plan(
+            src_rank, dst_rank, seq_len=seq_len, src_pages={"full": src_pages}, dst_pages={"full": np.array(dst_pages)}
+        )
+        for _, _, _, which, src_off, dst_off, nbytes in plan.descriptors().tolist():
+            moved = source[which].reshape(-1)[src_off : src_off + nbytes]
+            out[dst_rank, which].reshape(-1)[dst_off : dst_off + nbytes] = moved
+    assert (out == wanted).all()
+
+
+def test_chunks_are_the_whole() -> None:
+    pair = kv.handshake(engine(2), engine(1))
+    whole = planned(pair, 1, 0)
+    parts = [planned(pair, 1, 0, tokens=chunk) for chunk in ((0, 100), (100, 300))]
+    assert sum(part.nbytes for part in parts) == whole.nbytes
+    assert parts[0].token_range("full") == (0, 0, 64)
+    assert parts[1].token_range("full") == (64, 64, 300)
+    only = planned(pair, 1, 0, components=["swa"], prefix={"full": 64})
+    assert only.nbytes == 192 * 512 * 36
+    with pytest.raises(Invalid, match="no component of this plan"):
+        only.token_range("full")
+
+
+def test_engines_meet_as_bytes() -> None:
+    hello = engine(4).to_bytes()
+    assert kv.handshake(engine(2), hello).routes() == kv.handshake(engine(2), engine(4)).routes()
+    with pytest.raises(kv.Incompatible) as raised:
+        kv.handshake(engine(2), b"\xff\xff" + hello[2:])
+    assert (raised.value.reason, raised.value.details["theirs"]) == ("kv.version", "65535")
+    with pytest.raises(kv.Incompatible) as raised:
+        kv.handshake(engine(2), hello[:-3])
+    assert raised.value.reason == "kv.hello"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "values"),
+    [
+        ({"page_size": 16}, "kv.page_size", ("64", "16")),
+        ({"cp_size": 2}, "kv.context", ("1", "2")),
+        ({"pp_size": 2}, "kv.pipeline", ("1", "2")),
+        ({"tp_size": 3}, "kv.head_split", ("1", "3")),
+        ({"components": [SWA, FULL]}, "kv.components", ("full (mha), swa (mha)", "swa (mha), full (mha)")),
+    ],
+)
+def test_refusals(changes: dict[str, Any], reason: str, values: tuple[str, str]) -> None:
+    with pytest.raises(kv.Incompatible) as raised:
+        kv.handshake(engine(1), engine(**{"tp_size": 1, **changes}))
+    refusal = raised.value
+    assert isinstance(refusal, Unsupported)
+    assert (refusal.reason, refusal.details["prefill"], refusal.details["decode"]) == (reason, *values)
+    assert all(value in str(refusal) for value in values)
+    again = pickle.loads(pickle.dumps(refusal))
+    assert (type(again), again.reason, again.details) == (kv.Incompatible, reason, refusal.details)
+    # The same process goes on.
+    assert kv.handshake(engine(1), engine(1)).routes() == [(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"src_pages": {**TABLES, "full": [5, 6, 7, 9]}}, "kv.table_length"),
+        ({"dst_pages": {"full": [3, 4, 8, 9, 10]}}, "kv.no_table"),
+        ({"src_pages": {**TABLES, "full": [5, 0, 7, 9, 2]}}, "kv.not_resident"),
+        ({"src_pages": {**TABLES, "swa": [-1, -1, -1, 12, 4]}}, "kv.not_resident"),
+        ({"src_pages": {**TABLES, "full": [5, 6, 7, 9, 2**40]}}, "kv.past_pool"),
+        ({"dst_pages": {**TARGETS, "full": [3, 4, 8, 9, 3]}}, "kv.written_twice"),
+        ({"prefix": {"full": 63}}, "kv.prefix"),
+        ({"prefix": {"other": 64}}, "kv.unknown_component"),
+        ({"components": ["other"]}, "kv.unknown_component"),
+        ({"tokens": (0, 301)}, "kv.tokens"),
+        ({"tokens": (0, 1, 2)}, "argument.type"),
+        ({"tokens": (-1, 5)}, "kv.geometry"),
+        ({"seq_len": -1}, "kv.geometry"),
+        ({"seq_len": "300"}, "kv.geometry"),
+        ({"seq_len": 2**70}, "kv.geometry"),
+        ({"prefix": 64}, "argument.type"),
+        ({"prefix": {"full": 1.5}}, "kv.geometry"),
+        ({"components": "full"}, "argument.type"),
+        ({"components": [3]}, "argument.type"),
+        ({"src_pages": None}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": None}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": "56792"}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": [5.0, 6, 7, 9, 2]}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": np.zeros((5, 5), dtype=np.int64)}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": [5, 6, 7, 9, 2**63]}}, "argument.type"),
+        ({"src_pages": {3: [1]}}, "argument.type"),
+    ],
+)
+def test_what_is_wrong_with_a_room(changes: dict[str, Any], reason: str) -> None:
+    pair = kv.handshake(engine(1, num_pages={"full": 4096, "swa": 64}), engine(4))
+    with pytest.raises(Invalid) as raised:
+        planned(pair, 0, 2, **changes)
+    assert raised.value.reason == reason, raised.value
+    assert planned(pair, 0, 2).nbytes > 0
+
+
+def test_a_rank_that_sends_nothing_there() -> None:
+    pair = kv.handshake(engine(4), engine(2))
+    with pytest.raises(Invalid) as raised:
+        planned(pair, 1, 1)
+    assert (raised.value.reason, raised.value.details["writers"]) == ("kv.route", "[2, 3]")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers": 0},
+        {"layers": -1},
+        {"layers": 1.0},
+        {"layers": True},
+        {"kv_heads": 2**40},
+        {"k_dim": 0},
+        {"dtype": "auto"},
+        {"dtype": None},
+        {"kind": "full"},
+        {"layout": "NHD"},
+        {"scales": 48},
+        {"layer_ids": [1]},
+        {"layer_ids": 3},
+        {"window": -1},
+        {"name": ""},
+        {"name": "\ud800"},
+        {"name": 7},
+    ],
+)
+def test_components_that_make_no_sense(changes: dict[str, Any]) -> None:
+    values = {"name": "full", "layers": 18, "kv_heads": 8, "k_dim": 64, "v_dim": 64, "dtype": "bfloat16", **changes}
+    with pytest.raises(Invalid):
+        kv.Component(**values)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tp_size": 0},
+        {"page_size": None},
+        {"components": []},
+        {"components": [FULL, FULL]},
+        {"components": ["full"]},
+        {"components": FULL},
+        {"num_pages": {"other": 1}},
+        {"num_pages": {"full": -1}},
+        {"num_pages": [1]},
+    ],
+)
+def test_engines_that_make_no_sense(changes: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        engine(**{"tp_size": 1, **changes})
+
+
+def test_handshakes_take_engines() -> None:
+    for wrong in (None, FULL, {"tp_size": 1}):
+        with pytest.raises(StagewireError, match="an Engine, or its bytes"):
+            kv.handshake(engine(1), wrong)  # type: ignore[arg-type]
+
+
+def test_numpy_is_imported_by_the_calls_that_need_it() -> None:
+    program = """
+import sys
+from stagewire import kv
+
+component = kv.Component("a", layers=1, kv_heads=1, k_dim=1, v_dim=1, dtype="uint8")
+engine = kv.Engine(tp_size=1, page_size=1, components=[component])
+pages = {"a": [1]}
+plan = kv.handshake(engine, engine).plan(0, 0, seq_len=1, src_pages=pages, dst_pages=pages)
+assert plan.nbytes == 2 and "numpy" not in sys.modules
+assert len(plan.descriptors()) == 2 and "numpy" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
