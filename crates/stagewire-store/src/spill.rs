@@ -12,6 +12,7 @@ mod workers;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -207,7 +208,10 @@ impl Spill {
         let name = file::name(object.payload(), rand::random());
         let write = Box::new(move |buffer: &mut _| {
             let shared = &charge.shared;
-            let written = file::write(&shared.directory, &name, &*object, buffer, &|| shared.is_closing());
+            let write = || file::write(&shared.directory, &name, &*object, buffer, &|| shared.is_closing());
+            // A panic was reported where it happened. Whoever waits for the end of the write hears of it all the same.
+            let written = catch_unwind(AssertUnwindSafe(write));
+            let written = written.unwrap_or_else(|_| Err(shared.directory.fault("write", &name, Errno::IO)));
             let mut books = shared.books();
             books.writes -= 1;
             let failed = written.as_ref().err();
@@ -357,5 +361,73 @@ impl fmt::Debug for Spill {
             self.shared.directory.path().display(),
             self.usage()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use stagewire_core::{Classify, ErrorClass, PayloadId, RegionRef};
+
+    use super::*;
+
+    /// Nobody can read its bytes.
+    #[derive(Debug)]
+    struct Unreadable;
+
+    impl Object for Unreadable {
+        fn payload(&self) -> PayloadId {
+            PayloadId(uuid::Uuid::nil())
+        }
+
+        fn parts(&self) -> usize {
+            1
+        }
+
+        fn part(&self, _part: usize) -> Option<&[u8]> {
+            panic!("on purpose")
+        }
+
+        fn regions(&self) -> Vec<Option<RegionRef>> {
+            Vec::new()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_write_that_panics_ends_as_one_that_fails() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let options = SpillOptions {
+            dir: dir.path().join("spill"),
+            quota: ByteCount(1 << 20),
+        };
+        let spill = Spill::open(&options, &BTreeSet::new(), None).expect("it opens");
+        let charge = spill.admit(&[ByteCount(1)]).expect("there is room");
+        let (done, written) = oneshot::channel();
+        spill.write(Arc::new(Unreadable), charge, |file| {
+            done.send(file.map(drop)).expect("somebody waits");
+        });
+        let written = tokio::time::timeout(Duration::from_secs(20), written).await;
+        let fault = written.expect("it ends").expect("it is told").expect_err("no file");
+        let usage = spill.usage();
+        assert_eq!((usage.queue, usage.used, usage.fault), (0, ByteCount(0), Some(fault)));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_used_is_no_lost_payload() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "").expect("written");
+        std::os::unix::fs::symlink(dir.path(), &link).expect("made");
+        for dir in [file.clone(), file.join("below"), link, dir.path().join("x".repeat(300))] {
+            let options = SpillOptions {
+                dir,
+                quota: ByteCount(1),
+            };
+            let fault = Spill::open(&options, &BTreeSet::new(), None).expect_err("unusable");
+            assert_eq!(
+                (fault.class(), fault.reason()),
+                (ErrorClass::Invalid, "spill.dir"),
+                "{fault}"
+            );
+        }
     }
 }

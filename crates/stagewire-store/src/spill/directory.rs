@@ -27,7 +27,13 @@ pub(super) struct Directory {
 
 impl Directory {
     pub(super) fn open(path: &Path) -> Result<Self, SpillFault> {
-        let failed = |what| move |error| SpillFault::new(what, path, error);
+        let failed = |what| {
+            move |error| SpillFault::Dir {
+                what,
+                path: path.to_owned(),
+                error,
+            }
+        };
         match DirBuilder::new().mode(0o700).recursive(true).create(path) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);

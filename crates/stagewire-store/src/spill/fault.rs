@@ -16,6 +16,12 @@ pub enum SpillFault {
         path: PathBuf,
         error: Errno,
     },
+    #[error("cannot {what} the spill directory {}: {error}; name a directory that can be made or is there, and no link", path.display())]
+    Dir {
+        what: &'static str,
+        path: PathBuf,
+        error: Errno,
+    },
     #[error("the spill directory {} is open to others: {problem}; it must be this user's alone, mode 0700", path.display())]
     Insecure { path: PathBuf, problem: String },
     #[error("another store uses the spill directory {}", path.display())]
@@ -61,6 +67,12 @@ impl Classify for SpillFault {
                 Errno::CANCELED => ErrorClass::Cancelled,
                 _ => ErrorClass::Unavailable,
             },
+            Self::Dir { error, .. } => match *error {
+                Errno::NOENT | Errno::LOOP | Errno::NOTDIR | Errno::NAMETOOLONG => ErrorClass::Invalid,
+                Errno::ACCESS | Errno::PERM | Errno::ROFS => ErrorClass::Denied,
+                Errno::NOSPC | Errno::DQUOT => ErrorClass::Exhausted,
+                _ => ErrorClass::Unavailable,
+            },
             Self::Insecure { .. } => ErrorClass::Denied,
             Self::InUse { .. } | Self::Foreign { .. } => ErrorClass::Conflict,
         }
@@ -73,6 +85,7 @@ impl Classify for SpillFault {
                 Errno::NOENT | Errno::LOOP => "spill.lost",
                 _ => "spill.io",
             },
+            Self::Dir { .. } => "spill.dir",
             Self::Insecure { .. } => "spill.insecure",
             Self::InUse { .. } => "spill.in_use",
             Self::Foreign { .. } => "spill.foreign",

@@ -1,6 +1,7 @@
 //! A few threads that block on the disk, so that nobody else has to.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -86,7 +87,8 @@ impl Queue {
                 continue;
             };
             drop(jobs);
-            job(&mut buffer);
+            // Its panic was reported where it happened. The thread lives on, and so do the counts.
+            let _ = catch_unwind(AssertUnwindSafe(|| job(&mut buffer)));
             jobs = self.jobs();
             match turn {
                 // The counts went with the jobs that were left.
@@ -147,7 +149,6 @@ impl Workers {
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         let this = thread::current().id();
         for other in threads.into_iter().filter(|other| other.thread().id() != this) {
-            // Its panic was reported where it happened.
             let _ = other.join();
         }
         let mut buffer = Buffer::new(BLOCK);
@@ -202,6 +203,29 @@ mod tests {
         stop.store(true, Ordering::Relaxed);
         workers.close();
         assert_eq!(order.len(), 10, "reads went before every write");
+    }
+
+    #[test]
+    fn who_panics_takes_no_thread_along() {
+        let workers = Workers::start(Path::new("/nowhere")).expect("threads");
+        let (done, ends) = mpsc::channel();
+        for turn in [Turn::Remove, Turn::Read, Turn::Write] {
+            for _ in 0..2 * THREADS {
+                workers.submit(turn, Box::new(|_| panic!("on purpose")));
+            }
+            let done = done.clone();
+            workers.submit(turn, Box::new(move |_| done.send(turn).expect("somebody waits")));
+        }
+        let mut ended: Vec<_> = (0..3).map_while(|_| ends.recv_timeout(PATIENCE).ok()).collect();
+        ended.sort_by_key(|turn| *turn as u8);
+        assert_eq!(ended, [Turn::Remove, Turn::Read, Turn::Write]);
+        let jobs = workers.queue.jobs();
+        assert!(
+            jobs.reading <= 1 && jobs.writing <= 1,
+            "only the last may not have been counted"
+        );
+        drop(jobs);
+        workers.close();
     }
 
     #[test]

@@ -155,7 +155,7 @@ async fn a_directory_that_others_can_use_is_refused() {
     let link = world.dir.path().join("link");
     std::os::unix::fs::symlink(world.spill_dir(), &link).expect("made");
     let linked = open(&link).await;
-    assert!(matches!(linked, SpillFault::Io { what: "open", .. }), "{linked}");
+    assert!(matches!(linked, SpillFault::Dir { what: "open", .. }), "{linked}");
 }
 
 fn fault<T: std::fmt::Debug>(opened: Result<T, OpenError>) -> SpillFault {
