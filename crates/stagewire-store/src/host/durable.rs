@@ -168,12 +168,25 @@ impl Keeping {
             link.keep(lent)
         })?;
         let pid = link.process().pid;
+        if self.install(link, kept) {
+            tracing::warn!(dir = %self.dir.display(), pid, "the keeper of the store's memory had ended; another one has it now");
+        }
+        Ok(())
+    }
+
+    /// Goes on with another keeper. Returns whether there is still something to keep.
+    fn install(&self, link: Link, kept: BTreeSet<SegmentName>) -> bool {
+        let link = Arc::new(link);
         let mut state = self.state();
-        state.link = Arc::new(link);
+        let stopped = state.stopped;
+        state.link = Arc::clone(&link);
         state.kept = kept;
         drop(state);
-        tracing::warn!(dir = %self.dir.display(), pid, "the keeper of the store's memory had ended; another one has it now");
-        Ok(())
+        if stopped {
+            // While that one was started.
+            link.dismiss();
+        }
+        !stopped
     }
 
     /// Nothing is kept by a keeper that has died: who seals waits for the next one.
@@ -356,4 +369,41 @@ fn id(dir: &Path) -> Result<String, OpenError> {
     fs::write(&new, &id).map_err(failed("write store.id of"))?;
     fs::rename(&new, &path).map_err(failed("write store.id of"))?;
     Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A store that ends while another keeper is started for it leaves none behind.
+    #[test]
+    fn a_keeper_that_comes_too_late_is_dismissed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let command = crate::keeper::test_command();
+        let open = || Link::open(dir.path(), &command).expect("a keeper");
+        let first = Arc::new(open());
+        let keeping = Keeping {
+            dir: dir.path().to_owned(),
+            command: command.clone(),
+            state: Mutex::new(State {
+                link: Arc::clone(&first),
+                kept: BTreeSet::new(),
+                stopped: false,
+            }),
+            turn: Mutex::default(),
+        };
+        keeping.dismiss();
+        // Waits until the first one has gone.
+        let second = open();
+        let process = second.process();
+        assert_ne!(process, first.process());
+        assert!(!keeping.install(second, BTreeSet::new()));
+        let begin = Instant::now();
+        while Path::new(&format!("/proc/{}", process.pid)).exists() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "it lingers");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use stagewire_core::{ByteCount, ProcessRef};
@@ -168,10 +168,28 @@ impl Link {
     }
 
     /// The same, without waiting. A keeper that does not hear it ends once nobody has come for it.
-    pub(crate) fn dismiss(&self) {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = socket::send(&*socket, &Request::Stop, None) {
-            tracing::debug!(%error, "the keeper was not told to end");
+    pub(crate) fn dismiss(self: &Arc<Self>) {
+        // Nothing waits in a socket that nobody uses, so that this goes out at once.
+        let told = self.socket.try_lock().map(|socket| tell_to_stop(&socket)).is_ok();
+        let child = self.child.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if told && child.is_none() {
+            return;
+        }
+        let link = Arc::clone(self);
+        let rest = move || {
+            if !told {
+                tell_to_stop(&link.socket.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+            drop(link);
+            if let Some(mut child) = child {
+                let _ = child.wait();
+            }
+        };
+        let started = std::thread::Builder::new()
+            .name("stagewire-keeper".to_owned())
+            .spawn(rest);
+        if let Err(error) = started {
+            tracing::debug!(%error, "nobody waits for the end of the keeper");
         }
     }
 
@@ -205,6 +223,12 @@ impl Link {
             dir: self.dir.clone(),
             problem,
         }
+    }
+}
+
+fn tell_to_stop(socket: &OwnedFd) {
+    if let Err(error) = socket::send(socket, &Request::Stop, None) {
+        tracing::debug!(%error, "the keeper was not told to end");
     }
 }
 

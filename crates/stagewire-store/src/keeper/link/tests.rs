@@ -190,3 +190,31 @@ fn a_program_that_is_no_keeper_is_an_error() {
     let error = Link::open(dir.path(), &missing).expect_err("nothing to start");
     assert!(matches!(error, KeeperError::Start { .. }), "{error}");
 }
+
+/// Whether the process is no more, not even as a zombie.
+fn reaped(pid: Pid) {
+    let begin = Instant::now();
+    while Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists() {
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "process {pid:?} is still there"
+        );
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Whoever dismisses a keeper waits for nothing, and leaves nothing behind.
+#[test]
+fn a_dismissed_keeper_ends_whoever_talks_to_it() {
+    for busy in [false, true] {
+        let dir = dir();
+        let link = Arc::new(Link::open(dir.path(), &command()).expect("a keeper"));
+        let keeper = pid(&link);
+        let talk = busy.then(|| link.socket.lock().expect("no panic"));
+        // Would wait for ever for who talks.
+        link.dismiss();
+        drop(talk);
+        reaped(keeper);
+        assert_eq!(Arc::strong_count(&link), 1, "busy: {busy}");
+    }
+}
