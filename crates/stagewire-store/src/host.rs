@@ -68,7 +68,9 @@ struct Inner {
     /// Objects that are gone, though the index on disk still names their memory.
     condemned: Mutex<Vec<Arc<HostObject>>>,
     /// Held by who gets memory together that is free in pieces.
-    gathering: tokio::sync::Mutex<()>,
+    gathering: Arc<tokio::sync::Mutex<()>>,
+    /// Held by who ends the store.
+    ending: Mutex<()>,
     /// What the next process gets. It can be read here until this one ends.
     left: OnceLock<Vec<Entry>>,
 }
@@ -230,7 +232,8 @@ impl Inner {
             durable: None,
             departures: OnceLock::new(),
             condemned: Mutex::default(),
-            gathering: tokio::sync::Mutex::default(),
+            gathering: Arc::default(),
+            ending: Mutex::default(),
             left: OnceLock::new(),
         }
     }

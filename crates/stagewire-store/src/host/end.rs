@@ -1,6 +1,6 @@
 //! How a store ends: with everything in it, or leaving that to the next process.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use super::index::{Entry, Slot};
 use super::open::blocking;
@@ -19,9 +19,12 @@ impl HostStore {
     /// A dropped future goes on.
     pub async fn close(&self) -> Result<(), KeeperError> {
         let inner = Arc::clone(&self.inner);
-        blocking(move || match inner.lock_and_close() {
-            Some(entries) => inner.end(entries),
-            None => Ok(()),
+        blocking(move || {
+            let _turn = inner.ending();
+            match inner.lock_and_close() {
+                Some(entries) => inner.end(entries),
+                None => Ok(()),
+            }
         })
         .await
     }
@@ -74,8 +77,14 @@ impl Inner {
         durable.keeping.stop()
     }
 
+    /// Who ends the store second returns no earlier than the first.
+    fn ending(&self) -> MutexGuard<'_, ()> {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Leaves everything. Blocks.
     fn leave(&self) -> Result<Share, LeaveError> {
+        let _turn = self.ending();
         if let Some(spill) = &self.spill {
             // Waits for what is under way: the index says the same as the files from here on.
             spill.leave();

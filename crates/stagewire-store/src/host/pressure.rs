@@ -19,6 +19,8 @@ use crate::{Reservation, SpillFault, StoreError};
 
 /// Pause before those who wait look again whether readers have let go of something.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How long gathering memory for one object may take whatever its deadline is.
+const GATHER_WITHIN: Duration = Duration::from_millis(250);
 /// How often memory is gathered for one object without a pause: each time empties a segment, or evicts something.
 const TRIES: u32 = 64;
 
@@ -82,8 +84,15 @@ impl Inner {
             let wanted = in_pages(parts);
             let full = matches!(source, ArenaError::Exhausted { .. });
             tries += 1;
-            if full && tries < TRIES && self.gather(parts).await {
-                continue;
+            if full && tries < TRIES {
+                let gathered = tokio::select! {
+                    biased;
+                    gathered = self.gather(parts) => gathered,
+                    () = too_late(late.as_mut()) => false,
+                };
+                if gathered {
+                    continue;
+                }
             }
             // Or they belong to a copy into an aborted draft that still runs, or to what moves to a file.
             if !full || tokio::time::timeout(PAUSE, late.as_mut()).await.is_ok() {
@@ -99,19 +108,26 @@ impl Inner {
 
     /// Makes larger pieces of what is free, where those that are there are too small. Tells whether another try is worth it.
     async fn gather(self: &Arc<Self>, parts: &[ByteCount]) -> bool {
-        let _turn = self.gathering.lock().await;
+        let turn = Arc::clone(&self.gathering).lock_owned().await;
         let lens: Vec<u64> = parts.iter().map(|part| part.0).collect();
         if self.host.arena().would_fit(&lens, []) {
             // Somebody else did.
             return true;
         }
         let store = Arc::clone(self);
-        let emptied = tokio::task::spawn_blocking(move || store.evacuate_one()).await;
-        emptied.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) || self.vacate(&lens)
+        let gathered = tokio::task::spawn_blocking(move || {
+            // Whoever asked may not wait for the end.
+            let _turn = turn;
+            store.evacuate_one() || store.vacate(&lens)
+        });
+        gathered
+            .await
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
     /// Has as many objects leave, in their order, as it takes for parts of these sizes to find places, and none where all
-    /// would not do. Tells whether some are gone.
+    /// would not do. Tells whether some are gone. Blocks; what it finds out, it does with the index unlocked: should another
+    /// object be in its place by then, it is tried again.
     fn vacate(self: &Arc<Self>, lens: &[u64]) -> bool {
         let index = self.lock();
         let mut places: Vec<Location> = index
@@ -132,12 +148,13 @@ impl Inner {
                 steps.push((places.len(), left));
             }
         }
+        drop(index);
         let arena = self.host.arena();
         let needed = steps.partition_point(|(count, _)| !arena.would_fit(lens, &places[..*count]));
         let Some((_, wanted)) = steps.get(needed).filter(|_| needed > 0) else {
             return false;
         };
-        self.part(index, *wanted)
+        self.part(*wanted)
     }
 
     /// Frees what those who wait need, as far as that is enough for one of them.
@@ -184,7 +201,8 @@ impl Inner {
     }
 
     /// Has so many bytes of each class leave. Tells whether some are gone, and not only leaving.
-    fn part(self: &Arc<Self>, mut index: MutexGuard<'_, Index>, wanted: [u64; 3]) -> bool {
+    fn part(self: &Arc<Self>, wanted: [u64; 3]) -> bool {
+        let mut index = self.lock();
         let [cached, held, soft] = [Class::Cached, Class::Held, Class::SoftPinned].map(|class| wanted[class as usize]);
         let mut gone = index.evict(Class::Cached, cached);
         gone.extend(index.evict(Class::SoftPinned, soft));
@@ -259,6 +277,12 @@ impl Inner {
             }
         });
     }
+}
+
+/// Resolves at a deadline, or a little later where that has passed: who does not want to wait at all has memory gathered
+/// once as well.
+async fn too_late(late: Pin<&mut Sleep>) {
+    tokio::join!(late, sleep(GATHER_WITHIN));
 }
 
 fn nbytes(object: &Arc<HostObject>) -> u64 {

@@ -452,3 +452,60 @@ async fn what_was_in_files_survives_a_loss_of_power_with_torn_and_lost_writes() 
         "{survived} survived, {refused} refused, {torn} torn"
     );
 }
+
+/// Who waits for memory that is free in pieces waits no longer than it said, whatever goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_gathered_within_the_deadline() {
+    let world = World::new().await;
+    let arena = world.store.inner.host.arena();
+    let mut others = Vec::new();
+    while let Ok(extent) = arena.allocate(PAGE) {
+        others.push(extent);
+    }
+    // Somebody gathers memory, and takes long.
+    let _turn = Arc::clone(&world.store.inner.gathering).lock_owned().await;
+    for wait in [Duration::ZERO, Duration::from_millis(300)] {
+        let put = tokio::time::timeout(PATIENCE, world.put(1, wait)).await;
+        let error = put.expect("it waits for ever").expect_err("no memory");
+        assert!(matches!(error, StoreError::Arena { .. }), "{error}");
+    }
+    drop(others);
+    world.put(1, Duration::ZERO).await.expect("there is memory again");
+    world.store.close().await.expect("it ends");
+}
+
+/// Who ends a store second does not return before it has ended.
+#[expect(
+    clippy::await_holding_lock,
+    reason = "the others are to wait for it, on threads of their own"
+)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_has_ended_for_everybody_at_once() {
+    let world = World::new().await;
+    world.fill(0..2).await;
+    let first = world.store.inner.ending.lock().expect("no panic");
+    let mut others = [false, true].map(|leaves| {
+        let store = world.store.clone();
+        tokio::spawn(async move {
+            match leaves {
+                true => drop(store.leave().await.expect("it leaves")),
+                false => store.close().await.expect("it ends"),
+            }
+        })
+    });
+    for other in &mut others {
+        let early = tokio::time::timeout(Duration::from_millis(50), other).await;
+        assert!(early.is_err(), "it has not ended yet");
+    }
+    drop(first);
+    for other in others {
+        tokio::time::timeout(PATIENCE, other)
+            .await
+            .expect("it ends")
+            .expect("no panic");
+    }
+    let world = World::open(world.gone().await).await;
+    let survivors = world.recovery.survivors.len();
+    assert!(survivors == 0 || survivors == 2, "{survivors}: some of it");
+    world.store.close().await.expect("it ends");
+}
