@@ -1,6 +1,6 @@
 //! What could be used in an arena, and is not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stagewire_core::ByteCount;
 
@@ -69,11 +69,14 @@ impl Arena {
     }
 
     /// Whether extents of `lens` bytes, 0 of them needing nothing, could be allocated one after the other if what is at
-    /// these places, each the whole of an extent, had come free.
+    /// these places, each the whole of an extent, had come free. A place that is named twice comes free once.
     pub fn would_fit<'a>(&self, lens: &[u64], gone: impl IntoIterator<Item = &'a Location>) -> bool {
         let mut outlook = Outlook::of(&self.inner.lock(), self.inner.limit);
+        let mut free = BTreeSet::new();
         for location in gone {
-            outlook.free(location);
+            if free.insert(location) {
+                outlook.free(location);
+            }
         }
         lens.iter().all(|len| outlook.allocate(len.next_multiple_of(GRANULE)))
     }
@@ -218,6 +221,17 @@ mod tests {
             });
             prop_assert_eq!(foretold, fits);
         }
+    }
+
+    #[test]
+    fn a_place_that_is_named_twice_comes_free_once() {
+        let arena = Arena::with_available(ByteCount(4 * GRANULE), || None);
+        let extents: Vec<_> = (0..4)
+            .map(|_| arena.allocate(GRANULE).expect("fits").freeze())
+            .collect();
+        let place = extents[1].location();
+        assert!(arena.would_fit(&[GRANULE], [&place, &place]));
+        assert!(!arena.would_fit(&[GRANULE, GRANULE], [&place, &place]));
     }
 
     #[test]
