@@ -330,7 +330,7 @@ impl Object for ForeignObject {
 
     fn regions(&self) -> Vec<Option<RegionRef>> {
         // What Mooncake holds, Mooncake shows.
-        Vec::new()
+        vec![None; self.parts.len()]
     }
 }
 

@@ -195,6 +195,7 @@ pub trait Object: fmt::Debug + Send + Sync {
     /// Bytes of part `part`; `None` where there is no such part.
     fn part(&self, part: usize) -> Option<&[u8]>;
 
-    /// Where other processes read the parts, one region per part. A part of no bytes has no region.
+    /// Where other processes read the parts, one for each part. A part of no bytes has no region, nor has one that others
+    /// cannot read.
     fn regions(&self) -> Vec<Option<RegionRef>>;
 }
