@@ -108,6 +108,24 @@ def test_chunks_are_the_whole() -> None:
         only.token_range("full")
 
 
+def test_layers_are_paired_by_id() -> None:
+    def layers(ids: list[int]) -> kv.Engine:
+        component = kv.Component("full", layers=2, kv_heads=1, k_dim=1, v_dim=1, dtype="uint8", layer_ids=ids)
+        assert hash(component) == hash(component)
+        return kv.Engine(tp_size=1, page_size=1, components=[component])
+
+    pages = {"full": [1]}
+    plan = kv.handshake(layers([10, 20]), layers([20, 10])).plan(0, 0, seq_len=1, src_pages=pages, dst_pages=pages)
+    assert [(kv_, src, dst) for _, src, dst, kv_, *_ in plan.descriptors().tolist()] == [
+        (0, 1, 0),
+        (0, 0, 1),
+        (1, 1, 0),
+        (1, 0, 1),
+    ]
+    with pytest.raises(kv.Incompatible, match=r"\[10, 20\].*\[10, 30\]"):
+        kv.handshake(layers([10, 20]), layers([10, 30]))
+
+
 def test_engines_meet_as_bytes() -> None:
     hello = engine(4).to_bytes()
     assert kv.handshake(engine(2), hello).routes() == kv.handshake(engine(2), engine(4)).routes()

@@ -69,24 +69,25 @@ pub const fn owned(heads: u32, tp: u32, rank: u32) -> HeadRange {
 pub fn slices(heads: u32, src_tp: u32, dst_tp: u32, dst_rank: u32) -> Vec<HeadSlice> {
     let wanted = owned(heads, dst_tp, dst_rank);
     let across = across(src_tp, dst_tp, dst_rank);
-    let mut found: Vec<HeadSlice> = Vec::new();
-    for head in wanted.start..wanted.end {
+    let mut found = Vec::new();
+    let mut head = wanted.start;
+    while head < wanted.end {
         let src_rank = if src_tp <= heads {
             head / (heads / src_tp)
         } else {
             let replicas = src_tp / heads;
             across.clamp(head * replicas, (head + 1) * replicas - 1)
         };
-        match found.last_mut() {
-            Some(last) if last.src_rank == src_rank => last.num_heads += 1,
-            _ => found.push(HeadSlice {
-                src_rank,
-                dst_rank,
-                src_head_start: head - owned(heads, src_tp, src_rank).start,
-                dst_head_start: head - wanted.start,
-                num_heads: 1,
-            }),
-        }
+        let held = owned(heads, src_tp, src_rank);
+        let end = held.end.min(wanted.end);
+        found.push(HeadSlice {
+            src_rank,
+            dst_rank,
+            src_head_start: head - held.start,
+            dst_head_start: head - wanted.start,
+            num_heads: end - head,
+        });
+        head = end;
     }
     found
 }

@@ -1,5 +1,7 @@
 //! Which layer of one side is which layer of the other, and on which pipeline stage each of them is.
 
+use std::collections::BTreeMap;
+
 use crate::{Component, Layout};
 
 /// Positions (source, destination) in the components' lists of layers, in the order of the destination; `None` where the
@@ -31,21 +33,23 @@ pub(crate) fn per_stage(component: &Component, stages: u32) -> u32 {
     component.layers / stages
 }
 
-/// The pairs between two stages, as positions in each stage's own list.
-pub(crate) fn between(
+/// The pairs between each two stages that have any, as positions in each stage's own list.
+pub(crate) fn by_stage(
     pairs: &[(u32, u32)],
-    (src, src_stages, src_stage): (&Component, u32, u32),
-    (dst, dst_stages, dst_stage): (&Component, u32, u32),
-) -> Vec<(u32, u32)> {
+    (src, src_stages): (&Component, u32),
+    (dst, dst_stages): (&Component, u32),
+) -> BTreeMap<(u32, u32), Vec<(u32, u32)>> {
     if dst.layout == Layout::PageMajor {
         // One buffer for all layers of a stage.
-        return if src_stage == dst_stage { vec![(0, 0)] } else { vec![] };
+        return (0..dst_stages).map(|stage| ((stage, stage), vec![(0, 0)])).collect();
     }
     let (src_each, dst_each) = (per_stage(src, src_stages), per_stage(dst, dst_stages));
-    let here = pairs
-        .iter()
-        .filter(|pair| pair.0 / src_each == src_stage && pair.1 / dst_each == dst_stage);
-    here.map(|pair| (pair.0 % src_each, pair.1 % dst_each)).collect()
+    let mut stages: BTreeMap<(u32, u32), Vec<(u32, u32)>> = BTreeMap::new();
+    for &(from, to) in pairs {
+        let here = stages.entry((from / src_each, to / dst_each)).or_default();
+        here.push((from % src_each, to % dst_each));
+    }
+    stages
 }
 
 #[cfg(test)]
@@ -73,8 +77,13 @@ mod tests {
     fn stages_hold_equal_parts() {
         let component = Component::mha("full", 6, 1, [1, 1], DType::U8);
         let all = pairs(&component, &component).unwrap();
-        let found = between(&all, (&component, 2, 1), (&component, 1, 0));
-        assert_eq!(found, [(0, 3), (1, 4), (2, 5)]);
-        assert_eq!(between(&all, (&component, 2, 1), (&component, 2, 0)), []);
+        let found = by_stage(&all, (&component, 2), (&component, 1));
+        let layers = [[(0, 0), (1, 1), (2, 2)], [(0, 3), (1, 4), (2, 5)]].map(Vec::from);
+        assert_eq!(
+            found,
+            BTreeMap::from([(0, 0), (1, 0)].map(|stage| (stage, layers[stage.0 as usize].clone())))
+        );
+        let alone = by_stage(&all, (&component, 2), (&component, 2));
+        assert_eq!(alone.into_keys().collect::<Vec<_>>(), [(0, 0), (1, 1)]);
     }
 }

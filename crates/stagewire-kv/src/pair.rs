@@ -126,17 +126,11 @@ impl Paired {
             }
         };
         let pairs = layers::pairs(from, to).expect("the handshake has paired the layers");
-        let stages = (0..src.pp_size).flat_map(|from| (0..dst.pp_size).map(move |to| (from, to)));
-        let between =
-            |stage: (u32, u32)| layers::between(&pairs, (from, src.pp_size, stage.0), (to, dst.pp_size, stage.1));
         Self {
             name: from.name.clone(),
             window: from.window,
             slices: slices.map(|slice| ((slice.src_rank, slice.dst_rank), slice)).collect(),
-            layers: stages
-                .map(|stage| (stage, between(stage)))
-                .filter(|(_, pairs)| !pairs.is_empty())
-                .collect(),
+            layers: layers::by_stage(&pairs, (from, src.pp_size), (to, dst.pp_size)),
             buffers: Buffers::of(from, src.page_size, layers::per_stage(from, src.pp_size))
                 .expect("a page of all layers was found to fit"),
             heads: (local(tp.0), local(tp.1)),

@@ -16,7 +16,7 @@ sequence, -1 where it is not resident. `Plan.descriptors` and `Plan.records` nee
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -87,7 +87,7 @@ class Component:
     kind: str = "mha"
     layout: str = "nhd"
     scales: int | None = None
-    layer_ids: list[int] | None = None
+    layer_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -100,7 +100,7 @@ class Component:
             if getattr(self, what) is not None:
                 put(self, what, _size(what, getattr(self, what)))
         if self.layer_ids is not None:
-            put(self, "layer_ids", [_size("layer_ids", layer) for layer in _list("layer_ids", self.layer_ids)])
+            put(self, "layer_ids", tuple(_size("layer_ids", layer) for layer in _list("layer_ids", self.layer_ids)))
         # One rank, one token a page: what is wrong with the component alone is said here.
         KvEngine((1, 1, 1, 1), [self], {})
 

@@ -1,7 +1,7 @@
 //! Random geometries: what the plans of all routes and chunks do together is what the oracle says.
 
 use proptest::prelude::*;
-use stagewire_kv::{Descriptor, Plan};
+use stagewire_kv::{Descriptor, Kind, Layout, Plan};
 
 use crate::memory::Memory;
 use crate::world::World;
@@ -59,4 +59,46 @@ fn touch(one: &Descriptor, two: &Descriptor) -> bool {
     (one.component, one.kv, one.src_layer, one.dst_layer) == (two.component, two.kv, two.src_layer, two.dst_layer)
         && one.src_off + one.nbytes == two.src_off
         && one.dst_off + one.nbytes == two.dst_off
+}
+
+/// What the random geometries must not miss.
+#[test]
+fn the_worlds_have_everything() {
+    let worlds: Vec<World> = (0..500).map(World::roll).collect();
+    let some = |what: &str, has: fn(&World) -> bool| {
+        let found = worlds.iter().filter(|world| has(world)).count();
+        assert!(found >= 10, "{found} of 500 worlds have {what}");
+    };
+    some("a wider decode side", |w| w.prefill.tp_size > w.decode.tp_size);
+    some("a wider prefill side", |w| w.prefill.tp_size < w.decode.tp_size);
+    some("sizes that do not divide each other", |w| {
+        let (src, dst) = (w.prefill.tp_size, w.decode.tp_size);
+        !src.is_multiple_of(dst) && !dst.is_multiple_of(src)
+    });
+    some("replicas at prefill", |w| {
+        w.prefill.tp_size > w.prefill.components[0].kv_heads
+    });
+    some("replicas at decode", |w| {
+        w.decode.tp_size > w.decode.components[0].kv_heads
+    });
+    some("K and V of different size", |w| {
+        w.decode.components[0].k_dim != w.decode.components[0].v_dim
+    });
+    some("other heads in the window", |w| {
+        w.decode.components[0].kv_heads != w.decode.components[1].kv_heads
+    });
+    some("pages of one token", |w| w.decode.page_size == 1);
+    some("pages of 64 tokens", |w| w.decode.page_size == 64);
+    some("a window that begins inside a page", |w| {
+        let start = w.seq_len.saturating_sub(w.decode.components[1].window.unwrap_or(0));
+        !start.is_multiple_of(w.decode.page_size.into())
+    });
+    some("a prefix that was kept", |w| w.rooms[1].prefix > 0);
+    some("a prefix whose window was evicted", |w| {
+        w.rooms[0].prefix > 0 && w.rooms[1].prefix == 0
+    });
+    some("chunks", |w| w.chunks.len() > 2);
+    some("exact windows", |w| w.exact);
+    some("head-major pages", |w| w.decode.components[0].layout == Layout::Hnd);
+    some("latents", |w| w.decode.components[0].kind == Kind::Mla);
 }
