@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::command::{bench, doctor, job, jobs, serve, status, store, submit, up, worker};
+use crate::command::{bench, doctor, job, jobs, kv, serve, status, store, submit, up, worker};
 use crate::exit::EXIT_HELP;
 
 const EXAMPLES: &str = "\
@@ -90,6 +90,7 @@ pub(crate) enum Command {
     Status(status::StatusArgs),
     Stages(status::StagesArgs),
     Doctor(doctor::DoctorArgs),
+    Kv(kv::KvArgs),
     Bench(bench::BenchArgs),
     /// The process that keeps a store's memory while the store is dead.
     #[command(hide = true)]
@@ -116,6 +117,7 @@ impl Command {
             Self::Status(args) => args.server.json,
             Self::Stages(args) => args.server.json,
             Self::Doctor(args) => args.json,
+            Self::Kv(args) => args.json(),
             Self::Bench(args) => args.json == Some(None),
             Self::Worker(_) | Self::Keeper | Self::BenchProducer(_) | Self::DoctorPeer(_) => false,
         }

@@ -2,6 +2,7 @@
 
 mod connector;
 mod contest;
+mod kv;
 mod machine;
 mod manifests;
 mod paint;
@@ -29,6 +30,8 @@ pub(crate) enum Name {
     Quick,
     /// What the connector adds to the transports under it, and what chunks cost
     Connector,
+    /// Planning KV-cache transfers between unequal tensor-parallel sizes: time per descriptor, records
+    Kv,
     /// The host store beside Mooncake Store from its wheel: puts, gets, small objects
     Store,
     /// Each transport beside memcpy, TCP and a bare copy of the same kind, 4 KiB to 1 GiB
@@ -50,6 +53,7 @@ pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Resul
     match name {
         Name::Quick => quick::run(options.pairs).await,
         Name::Connector => connector::run(options, output).await,
+        Name::Kv => kv::run(options),
         Name::Store => store::run(options, output).await,
         Name::Transfer => transfer::run(options, output).await,
     }
@@ -71,5 +75,6 @@ pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
     match args.bench {
         Name::Quick | Name::Connector | Name::Store => producer::serve(args.dir).await,
         Name::Transfer => transfer::owner::serve(args.dir).await,
+        Name::Kv => Err(Fault::usage("`stagewire bench kv` has one process")),
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod doctor;
 pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod keeper;
+pub(crate) mod kv;
 pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod store;

@@ -45,6 +45,7 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
         // Replaces this process: no runtime, no threads.
         Command::Worker(args) => command::worker::run(&args, global),
         Command::Keeper => command::keeper::run(),
+        Command::Kv(args) => command::kv::run(&args, output),
         command => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             let exit = runtime.block_on(async {
@@ -62,7 +63,7 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
                     Command::Bench(args) => command::bench::run(args, output).await,
                     Command::BenchProducer(args) => bench::produce(args).await,
                     Command::DoctorPeer(args) => doctor::peer(args).await,
-                    Command::Worker(_) | Command::Keeper => unreachable!("handled above"),
+                    Command::Worker(_) | Command::Keeper | Command::Kv(_) => unreachable!("handled above"),
                 }
             });
             // What still runs in the background has nothing left to do for anyone.

@@ -13,6 +13,7 @@ Examples:
   stagewire bench quick
   stagewire bench connector
   stagewire bench store
+  stagewire bench kv
   stagewire bench transfer --quick
   stagewire bench transfer --only 'shm copy' --json transfer.json";
 

@@ -1,7 +1,7 @@
 use crate::world::World;
 
-const COMMANDS: [&str; 12] = [
-    "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "doctor", "bench",
+const COMMANDS: [&str; 13] = [
+    "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "doctor", "kv", "bench",
 ];
 
 fn help(args: &[&str]) -> String {
@@ -19,6 +19,13 @@ fn the_first_screen_teaches() {
 fn every_command_teaches() {
     for command in COMMANDS {
         insta::assert_snapshot!(command, help(&[command, "--help"]));
+    }
+}
+
+#[test]
+fn what_kv_does_is_taught() {
+    for command in ["check", "plan"] {
+        insta::assert_snapshot!(format!("kv_{command}"), help(&["kv", command, "--help"]));
     }
 }
 

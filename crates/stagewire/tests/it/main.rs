@@ -3,6 +3,7 @@
 mod doctor;
 mod errors;
 mod help;
+mod kv;
 mod serve;
 mod store;
 mod world;

@@ -46,6 +46,10 @@ pub(crate) enum Goal {
 pub(crate) enum Unit {
     Milliseconds,
     Microseconds,
+    /// For each of so many things in the time.
+    NanosecondsEach {
+        count: u32,
+    },
     /// Of so many bytes in the time.
     GigabytesPerSecond {
         bytes: u64,
@@ -61,6 +65,7 @@ impl Unit {
         match self {
             Self::Milliseconds => "ms",
             Self::Microseconds => "us",
+            Self::NanosecondsEach { .. } => "ns",
             Self::GigabytesPerSecond { .. } => "GB/s",
             Self::OperationsPerSecond { .. } => "op/s",
         }
@@ -70,6 +75,7 @@ impl Unit {
         match self {
             Self::Milliseconds => seconds * 1e3,
             Self::Microseconds => seconds * 1e6,
+            Self::NanosecondsEach { count } => seconds * 1e9 / f64::from(count),
             #[expect(clippy::cast_precision_loss, reason = "far fewer bytes than 2^52")]
             Self::GigabytesPerSecond { bytes } => bytes as f64 / seconds / 1e9,
             Self::OperationsPerSecond { count } => f64::from(count) / seconds,
@@ -87,7 +93,7 @@ impl Figures {
             Self::Measured(row) => {
                 let digits = match row.unit {
                     "GB/s" => 2,
-                    "op/s" => 0,
+                    "op/s" | "records" => 0,
                     _ => 3,
                 };
                 let with_unit = |value: f64| format!("{value:.digits$} {}", row.unit);

@@ -1,0 +1,191 @@
+//! Planning a KV-cache transfer: gpt-oss-120b, 8192 tokens, prefill at TP 1, decode at TP 4.
+//!
+//! A plan begins with page tables and ends with its rows in memory, proof included. Nothing moves. The fragmented tables
+//! have no two pages that follow each other on both sides; that is the worst case.
+
+use std::collections::BTreeSet;
+use std::hint::black_box;
+use std::time::Instant;
+
+use anyhow::Context;
+use stagewire_core::DType;
+use stagewire_kv::{Component, Descriptor, Engine, Geometry, Pair, Plan, PlanRequest, handshake};
+
+use super::Options;
+use super::report::{Case, Goal, Report, Target, Unit};
+use super::stats::Pairs;
+use crate::exit::Fault;
+
+const TOKENS: u64 = 8192;
+const PAGES: i64 = 128;
+
+/// Rounds before anything counts: tables and results are in memory then.
+const WARM_UP: usize = 3;
+
+/// Where the pages of the sequence are.
+struct Tables {
+    name: &'static str,
+    src: Vec<i64>,
+    dst: Vec<i64>,
+}
+
+pub(super) fn run(options: &Options) -> Result<Report, Fault> {
+    let pair = pair()?;
+    let one_run = Tables {
+        name: "one page run",
+        src: (1..=PAGES).collect(),
+        dst: (1..=PAGES).collect(),
+    };
+    let fragmented = Tables {
+        name: "fragmented",
+        src: (1..=PAGES).map(|page| 2 * page).collect(),
+        dst: (1..=PAGES).collect(),
+    };
+    let mut bench = Bench {
+        pair,
+        options,
+        report: Report::new("kv"),
+        offered: BTreeSet::new(),
+    };
+    bench.expanded(&fragmented)?;
+    for tables in [&fragmented, &one_run] {
+        bench.strided(tables)?;
+    }
+    bench.counts(&one_run, "<= 288", 288.0)?;
+    bench.counts(&fragmented, "<= 18720", 18_720.0)?;
+    bench.report.of(options.only.as_deref(), bench.offered)
+}
+
+fn pair() -> anyhow::Result<Pair> {
+    let full = Component::mha("full", 18, 8, [64, 64], DType::BF16);
+    let swa = Component {
+        name: "swa".to_owned(),
+        window: Some(127),
+        ..full.clone()
+    };
+    let engine = |tp| Engine::new(Geometry::new(tp, 64, vec![full.clone(), swa.clone()]));
+    Ok(handshake(&engine(1)?, &engine(4)?)?)
+}
+
+struct Bench<'a> {
+    pair: Pair,
+    options: &'a Options,
+    report: Report,
+    /// Rows there are, for who asks for none of them.
+    offered: BTreeSet<String>,
+}
+
+impl Bench<'_> {
+    /// Whether this row is asked for.
+    fn wants(&mut self, name: &str) -> bool {
+        self.offered.insert(name.to_owned());
+        self.options.only.as_deref().is_none_or(|only| name.contains(only))
+    }
+
+    /// One entry for each run of bytes, beside a copy of these entries.
+    fn expanded(&mut self, tables: &Tables) -> Result<(), Fault> {
+        let name = format!("plan, one pair, expanded, {}", tables.name);
+        if !self.wants(&name) {
+            return Ok(());
+        }
+        let mut rows: Vec<Descriptor> = Vec::new();
+        let mut copy: Vec<Descriptor> = Vec::new();
+        let mut pairs = Pairs::default();
+        for round in 0..WARM_UP + self.options.pairs {
+            let begin = Instant::now();
+            let plan = plan(&self.pair, tables, 2)?;
+            rows.clear();
+            plan.descriptors_into(&mut rows);
+            black_box(&rows);
+            let planned = begin.elapsed();
+            let begin = Instant::now();
+            copy.clear();
+            copy.extend_from_slice(black_box(&rows));
+            black_box(&copy);
+            let copied = begin.elapsed();
+            if round >= WARM_UP {
+                pairs.push(planned, copied);
+            }
+        }
+        let count = u32::try_from(rows.len()).context("too many rows")?;
+        self.report.add(
+            Case {
+                name,
+                metric: "time per descriptor",
+                unit: Unit::NanosecondsEach { count },
+                reference: "copy of them".to_owned(),
+                target: Some(Target {
+                    text: "<= 10 ns",
+                    goal: Goal::AtMost(10.0),
+                }),
+            },
+            &pairs,
+        );
+        Ok(())
+    }
+
+    /// One record for each run of pages, beside the same plan expanded.
+    fn strided(&mut self, tables: &Tables) -> Result<(), Fault> {
+        let name = format!("plan, one pair, strided, {}", tables.name);
+        if !self.wants(&name) {
+            return Ok(());
+        }
+        let mut rows: Vec<Descriptor> = Vec::new();
+        let mut pairs = Pairs::default();
+        for round in 0..WARM_UP + self.options.pairs {
+            let begin = Instant::now();
+            black_box(plan(&self.pair, tables, 2)?.records());
+            let strided = begin.elapsed();
+            let begin = Instant::now();
+            rows.clear();
+            plan(&self.pair, tables, 2)?.descriptors_into(&mut rows);
+            black_box(&rows);
+            let expanded = begin.elapsed();
+            if round >= WARM_UP {
+                pairs.push(strided, expanded);
+            }
+        }
+        self.report.add(
+            Case {
+                name,
+                metric: "time",
+                unit: Unit::Microseconds,
+                reference: "expanded".to_owned(),
+                target: Some(Target {
+                    text: "<= 100 us",
+                    goal: Goal::AtMost(100.0),
+                }),
+            },
+            &pairs,
+        );
+        Ok(())
+    }
+
+    /// Records of all ranks; the peers have a descriptor for each token.
+    fn counts(&mut self, tables: &Tables, text: &'static str, most: f64) -> Result<(), Fault> {
+        let name = format!("records, all ranks, {}", tables.name);
+        if !self.wants(&name) {
+            return Ok(());
+        }
+        let (mut records, mut descriptors) = (0, 0);
+        for (_, dst_rank) in self.pair.routes() {
+            let plan = plan(&self.pair, tables, dst_rank)?;
+            records += u32::try_from(plan.record_count()).context("too many records")?;
+            descriptors += u32::try_from(plan.descriptor_count()).context("too many descriptors")?;
+        }
+        let target = Target {
+            text,
+            goal: Goal::AtMost(most),
+        };
+        let case = format!("{name} (a descriptor for each token: {descriptors})");
+        self.report.count(case, "records", records.into(), "records", target);
+        Ok(())
+    }
+}
+
+fn plan(pair: &Pair, tables: &Tables, dst_rank: u32) -> anyhow::Result<Plan> {
+    let request = PlanRequest::new(0, dst_rank, TOKENS)
+        .pages("full", &tables.src, &tables.dst)
+        .pages("swa", &tables.src, &tables.dst);
+    Ok(pair.plan(&request)?)
+}
