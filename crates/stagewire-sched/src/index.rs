@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use smallvec::SmallVec;
 use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp};
 
 use crate::job::{Job, Phase};
@@ -33,10 +34,27 @@ pub(crate) struct Index {
 /// What the index holds of one stage of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct StageMark {
-    rank: Option<(ClassIndex, Rank)>,
-    deadline: Option<(Timestamp, Timer)>,
+    /// Where it waits: whether it has run before.
+    queued: Option<bool>,
+    deadline: Option<(Timestamp, Due)>,
     payload: Option<(PayloadId, Holder)>,
     credit: bool,
+}
+
+/// What is due of a stage of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Due {
+    Offer,
+    Attempt,
+}
+
+impl Due {
+    const fn timer(self, job: JobId, stage: StageIndex) -> Timer {
+        match self {
+            Self::Offer => Timer::Offer(job, stage),
+            Self::Attempt => Timer::Attempt(job, stage),
+        }
+    }
 }
 
 /// What the index holds of a job.
@@ -44,15 +62,18 @@ struct StageMark {
 pub(crate) struct JobMark {
     job: JobId,
     number: u64,
+    class: ClassIndex,
+    /// Its place in a queue, if it has not run before.
+    rank: Rank,
     nbytes: u64,
     ended: Option<Timestamp>,
     cancel: Option<Timestamp>,
     drop: Option<Timestamp>,
-    stages: Vec<StageMark>,
+    stages: SmallVec<[StageMark; 4]>,
 }
 
 /// What the index holds of a worker, its slots' deadlines apart.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WorkerMark {
     worker: Incarnation,
     free: Option<(StageIndex, u32)>,
@@ -63,22 +84,18 @@ pub(crate) struct WorkerMark {
 
 impl JobMark {
     pub(crate) fn of(topology: &Topology, limits: &Limits, job: &Job) -> Self {
-        let class = topology.class_index(&job.terms.class);
         let mark = |stage: StageIndex| {
             let run = job.run(stage);
-            let rank = match run.phase {
-                Phase::Queued { again, .. } => Some((class, Rank::new(again, job))),
-                _ => None,
-            };
-            let deadline = match &run.phase {
-                Phase::Offered(offer) => Some((offer.deadline, Timer::Offer(job.id, stage))),
-                Phase::Running(attempt) => Some((attempt.deadline, Timer::Attempt(job.id, stage))),
-                _ => None,
+            let (queued, deadline) = match &run.phase {
+                Phase::Queued { again, .. } => (Some(*again), None),
+                Phase::Offered(offer) => (None, Some((offer.deadline, Due::Offer))),
+                Phase::Running(attempt) => (None, Some((attempt.deadline, Due::Attempt))),
+                Phase::Blocked { .. } | Phase::Done { .. } => (None, None),
             };
             let live = run.output.live().map(|payload| payload.id);
             let making = matches!(run.phase, Phase::Offered(_) | Phase::Running(_));
             StageMark {
-                rank,
+                queued,
                 deadline,
                 payload: live.zip(run.output.holder()),
                 credit: (making || live.is_some()) && !topology.consumers(stage).is_empty(),
@@ -87,6 +104,8 @@ impl JobMark {
         Self {
             job: job.id,
             number: job.number,
+            class: topology.class_index(&job.terms.class),
+            rank: Rank::new(false, job),
             nbytes: job.params.len() as u64,
             ended: job.ended(),
             cancel: job.cancel_deadline(limits),
@@ -130,19 +149,22 @@ impl Index {
     pub(crate) fn move_job(&mut self, before: Option<&JobMark>, after: Option<&JobMark>) {
         let stages = |mark: Option<&JobMark>| mark.map_or(0, |mark| mark.stages.len());
         for position in 0..stages(before).max(stages(after)) {
-            let at = |mark: Option<&JobMark>| {
-                mark.and_then(|mark| mark.stages.get(position).map(|stage| (mark.job, *stage)))
-            };
-            let (old, new) = (at(before), at(after));
-            if old != new {
-                let stage = StageIndex::new(position);
-                if let Some((_, mark)) = old {
-                    self.remove_stage(stage, mark);
-                }
-                if let Some((job, mark)) = new {
-                    self.insert_stage(job, stage, mark);
-                }
+            let old = before.and_then(|mark| Some((mark, mark.stages.get(position)?)));
+            let new = after.and_then(|mark| Some((mark, mark.stages.get(position)?)));
+            if old.map(|(_, stage)| stage) == new.map(|(_, stage)| stage) {
+                continue;
             }
+            let stage = StageIndex::new(position);
+            if let Some((job, mark)) = old {
+                self.remove_stage(job, stage, *mark);
+            }
+            if let Some((job, mark)) = new {
+                self.insert_stage(job, stage, *mark);
+            }
+        }
+        let whole = |mark: Option<&JobMark>| mark.map(|mark| (mark.ended, mark.cancel, mark.drop));
+        if whole(before) == whole(after) {
+            return;
         }
         if let Some(mark) = before {
             self.timers.clear(mark.cancel, Timer::Cancel(mark.job));
@@ -168,14 +190,14 @@ impl Index {
         }
     }
 
-    fn remove_stage(&mut self, stage: StageIndex, mark: StageMark) {
+    fn remove_stage(&mut self, job: &JobMark, stage: StageIndex, mark: StageMark) {
         let queue = &mut self.queues[stage.get()];
-        if let Some((class, rank)) = mark.rank {
-            queue.remove(class, &rank);
+        if let Some(again) = mark.queued {
+            queue.remove(job.class, &job.rank.tried(again));
         }
         queue.held -= u32::from(mark.credit);
-        if let Some((deadline, timer)) = mark.deadline {
-            self.timers.clear(Some(deadline), timer);
+        if let Some((deadline, due)) = mark.deadline {
+            self.timers.clear(Some(deadline), due.timer(job.job, stage));
         }
         if let Some((payload, holder)) = mark.payload {
             self.payloads.remove(&payload);
@@ -188,23 +210,26 @@ impl Index {
         }
     }
 
-    fn insert_stage(&mut self, job: JobId, stage: StageIndex, mark: StageMark) {
+    fn insert_stage(&mut self, job: &JobMark, stage: StageIndex, mark: StageMark) {
         let queue = &mut self.queues[stage.get()];
-        if let Some((class, rank)) = mark.rank {
-            queue.insert(class, rank);
+        if let Some(again) = mark.queued {
+            queue.insert(job.class, job.rank.tried(again));
         }
         queue.held += u32::from(mark.credit);
-        if let Some((deadline, timer)) = mark.deadline {
-            self.timers.set(Some(deadline), timer);
+        if let Some((deadline, due)) = mark.deadline {
+            self.timers.set(Some(deadline), due.timer(job.job, stage));
         }
         if let Some((payload, holder)) = mark.payload {
-            self.payloads.insert(payload, (job, stage));
+            self.payloads.insert(payload, (job.job, stage));
             self.held_by.entry(holder).or_default().insert(payload);
         }
     }
 
     /// Moves a worker from one mark to another; `None` is a worker that does not exist.
     pub(crate) fn move_worker(&mut self, before: Option<WorkerMark>, after: Option<WorkerMark>) {
+        if before == after {
+            return;
+        }
         if let Some(mark) = before {
             if let Some((stage, used)) = mark.free {
                 self.queues[stage.get()].free.remove(&(used, mark.worker));

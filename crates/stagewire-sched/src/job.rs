@@ -92,8 +92,8 @@ pub struct StageRun {
     pub(crate) phase: Phase,
     pub(crate) output: Output,
     pub(crate) failures: u32,
-    pub(crate) last_failure: Option<Failure>,
-    pub(crate) result: Option<ResultInfo>,
+    pub(crate) last_failure: Option<Box<Failure>>,
+    pub(crate) result: Option<Box<ResultInfo>>,
 }
 
 /// Where a stage of a job is.
@@ -286,13 +286,13 @@ impl StageRun {
     }
 
     /// Why its last attempt ended, where that was not by completion.
-    pub const fn last_failure(&self) -> Option<&Failure> {
-        self.last_failure.as_ref()
+    pub fn last_failure(&self) -> Option<&Failure> {
+        self.last_failure.as_deref()
     }
 
     /// What it made, for a last stage that is done.
-    pub const fn result(&self) -> Option<&ResultInfo> {
-        self.result.as_ref()
+    pub fn result(&self) -> Option<&ResultInfo> {
+        self.result.as_deref()
     }
 }
 
@@ -362,7 +362,7 @@ impl Job {
     pub fn results(&self) -> impl Iterator<Item = (&StageName, &ResultInfo)> {
         self.stages
             .iter()
-            .filter_map(|stage| Some((&stage.name, stage.result.as_ref()?)))
+            .filter_map(|stage| Some((&stage.name, stage.result.as_deref()?)))
     }
 
     /// What went wrong without counting as a failure.

@@ -72,6 +72,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod by_id;
 mod counters;
 mod effect;
 mod estimate;

@@ -23,6 +23,11 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
+    /// The same, of a job that has run before or not.
+    pub(crate) const fn tried(self, again: bool) -> Self {
+        Self { fresh: !again, ..self }
+    }
+
     pub(crate) fn new(again: bool, job: &Job) -> Self {
         Self {
             fresh: !again,

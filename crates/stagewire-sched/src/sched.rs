@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
 
+use crate::by_id::ById;
 use crate::estimate::Estimate;
 use crate::index::Index;
 use crate::share::Shares;
@@ -40,9 +41,9 @@ pub struct Sched {
     draining: bool,
     /// Number of the next job.
     next_number: u64,
-    jobs: BTreeMap<JobId, Job>,
+    jobs: ById<JobId, Job>,
     keys: BTreeMap<String, JobId>,
-    workers: BTreeMap<Incarnation, Worker>,
+    workers: ById<Incarnation, Worker>,
     /// How many slots are used by attempts of a job that were told to stop.
     stopping: BTreeMap<JobId, u32>,
     index: Index,
@@ -66,9 +67,9 @@ impl Sched {
             epoch: Epoch::default(),
             draining: false,
             next_number: 0,
-            jobs: BTreeMap::new(),
+            jobs: ById::new(),
             keys: BTreeMap::new(),
-            workers: BTreeMap::new(),
+            workers: ById::new(),
             stopping: BTreeMap::new(),
             counters: Counters::default(),
         }

@@ -22,11 +22,14 @@
 
 use std::time::Duration;
 
-use crate::ClassSpec;
 use crate::estimate::nanos;
+use crate::{ClassSpec, Topology};
 
 /// What a class of weight 1 gets at each of its turns, in nanoseconds of an attempt.
 pub(crate) const QUANTUM: i64 = 10_000_000;
+
+/// What the first job of each class is predicted to take; `None` is a class without jobs.
+pub(crate) type Heads = [Option<Duration>; Topology::MAX_CLASSES];
 
 /// Who has how much credit at a stage, and whose turn it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,11 +57,10 @@ impl Shares {
         }
     }
 
-    /// Who is next, given what the first job of each class is predicted to take; `None` is a class without jobs. Reads
-    /// only, so that deciding and applying come to the same.
-    pub(crate) fn next(&self, classes: &[ClassSpec], head: impl Fn(usize) -> Option<Duration>) -> Option<Turn> {
+    /// Who is next. Reads only, so that deciding and applying come to the same.
+    pub(crate) fn next(&self, classes: &[ClassSpec], heads: &Heads) -> Option<Turn> {
         let turn = |class: usize| {
-            let missing = cost(head(class)?) - self.credit[class];
+            let missing = cost(heads[class]?) - self.credit[class];
             let distance = self.distance(class);
             if missing <= 0 && class == self.turn {
                 let (turns, distance) = (0, 0);
@@ -73,9 +75,9 @@ impl Shares {
 
     /// Gives every class that has jobs its turns until then, and takes the price of its first job from the one that is
     /// next.
-    pub(crate) fn pay(&mut self, classes: &[ClassSpec], head: impl Fn(usize) -> Option<Duration>, next: Turn) {
+    pub(crate) fn pay(&mut self, classes: &[ClassSpec], heads: &Heads, next: Turn) {
         for (class, spec) in classes.iter().enumerate() {
-            if head(class).is_none() {
+            if heads[class].is_none() {
                 self.forfeit(class);
             } else if next.turns > 0 {
                 let missed = i64::from(self.distance(class) > next.distance);
@@ -83,7 +85,7 @@ impl Shares {
             }
         }
         self.turn = next.class;
-        if let Some(price) = head(next.class) {
+        if let Some(price) = heads[next.class] {
             self.charge(next.class, price);
         }
     }
@@ -137,14 +139,20 @@ mod tests {
         Duration::from_millis(millis)
     }
 
+    fn heads(of: impl IntoIterator<Item = Option<Duration>>) -> Heads {
+        let mut heads = Heads::default();
+        heads.iter_mut().zip(of).for_each(|(head, of)| *head = of);
+        heads
+    }
+
     /// Serves classes that always have jobs of one length, and says how long each was served.
     fn serve(classes: &[ClassSpec], lengths: &[Duration], starts: usize) -> Vec<Duration> {
         let mut shares = Shares::new(classes.len());
         let mut served = vec![Duration::ZERO; classes.len()];
         for _ in 0..starts {
-            let head = |class: usize| Some(lengths[class]);
-            let next = shares.next(classes, head).expect("somebody waits");
-            shares.pay(classes, head, next);
+            let heads = heads(lengths.iter().copied().map(Some));
+            let next = shares.next(classes, &heads).expect("somebody waits");
+            shares.pay(classes, &heads, next);
             served[next.class] += lengths[next.class];
         }
         served
@@ -172,13 +180,13 @@ mod tests {
     fn who_comes_into_an_idle_class_goes_before_a_backlog_of_long_jobs() {
         let classes = ClassSpec::defaults();
         let mut shares = Shares::new(classes.len());
-        let alone = |class: usize| (class == 2).then_some(ms(5_000));
+        let alone = heads([None, None, Some(ms(5_000))]);
         for _ in 0..10 {
-            let next = shares.next(&classes, alone).expect("batch waits");
-            shares.pay(&classes, alone, next);
+            let next = shares.next(&classes, &alone).expect("batch waits");
+            shares.pay(&classes, &alone, next);
         }
-        let both = |class: usize| [Some(ms(200)), None, Some(ms(5_000))][class];
-        assert_eq!(shares.next(&classes, both).map(|next| next.class), Some(0));
+        let both = heads([Some(ms(200)), None, Some(ms(5_000))]);
+        assert_eq!(shares.next(&classes, &both).map(|next| next.class), Some(0));
     }
 
     #[test]
@@ -245,9 +253,9 @@ mod tests {
                         since.iter_mut().for_each(|since| since[class] -= back);
                     }
                     Op::Start => {
-                        let head = |class: usize| queues[class].front().map(|length| ms(*length));
-                        let Some(next) = shares.next(&classes, head) else { continue };
-                        shares.pay(&classes, head, next);
+                        let heads = heads(queues.iter().map(|queue| queue.front().map(|length| ms(*length))));
+                        let Some(next) = shares.next(&classes, &heads) else { continue };
+                        shares.pay(&classes, &heads, next);
                         let length = queues[next.class].pop_front().expect("it has a head");
                         since.iter_mut().for_each(|since| since[next.class] += cost(ms(length)));
                         since[next.class] = [0; 4];

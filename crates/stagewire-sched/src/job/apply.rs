@@ -46,7 +46,7 @@ impl Job {
     /// Makes an event of this job true. Returns false, and changes nothing, where it does not fit the state.
     pub(crate) fn apply(&mut self, topology: &Topology, limits: &Limits, at: Timestamp, event: &Event) -> bool {
         let fits = self.change(topology, limits, at, event).is_some();
-        if fits {
+        if fits && !matches!(event, Event::Renewed { .. }) {
             self.requeue(topology, at);
         }
         fits
@@ -86,7 +86,7 @@ impl Job {
                     since: at,
                     token: Some(*token),
                 };
-                run.result = if last { result.clone() } else { None };
+                run.result = result.clone().filter(|_| last).map(Box::new);
                 run.last_failure = None;
                 Some(())
             }
@@ -253,7 +253,7 @@ impl Job {
         let stage = self.running(token)?;
         let run = &mut self.stages[stage.get()];
         run.phase = Phase::Blocked { since: at, again: true };
-        run.last_failure = Some(failure.clone());
+        run.last_failure = Some(Box::new(failure.clone()));
         if let Some(payload) = run.output.live().map(|payload| payload.id) {
             run.output = Output::Gone { payload, sealed: false };
         }
@@ -306,6 +306,14 @@ impl Job {
 
     pub(crate) fn run(&self, stage: StageIndex) -> &StageRun {
         &self.stages[stage.get()]
+    }
+
+    /// When the attempt that runs is lost, unless it is renewed.
+    pub(crate) fn deadline(&self, stage: StageIndex) -> Option<Timestamp> {
+        match &self.run(stage).phase {
+            Phase::Running(attempt) => Some(attempt.deadline),
+            Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Offered(_) | Phase::Done { .. } => None,
+        }
     }
 
     fn attempt_mut(&mut self, stage: StageIndex) -> Option<&mut Running> {

@@ -76,7 +76,7 @@ impl Job {
                     let message = self.says(&format!("failed {} times in stage {}", run.failures, run.name));
                     Failure::new(ErrorClass::Internal, "job.failures", message)
                 };
-                return Some(run.last_failure.clone().unwrap_or_else(otherwise));
+                return Some(run.last_failure().cloned().unwrap_or_else(otherwise));
             }
         }
         let losses = self.losses;

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
@@ -7,12 +7,14 @@ use super::Sched;
 use crate::index::{JobMark, WorkerMark};
 use crate::job::{Job, Phase};
 use crate::share::Shares;
+use crate::timers::Timer;
 use crate::topology::StageIndex;
 use crate::worker::{LinkState, Slot, Worker};
 use crate::{Event, Holder, OfferEnd, WorkerInfo};
 
 /// What there is to settle about an attempt that ends.
 struct Account {
+    worker: Incarnation,
     stage: StageIndex,
     /// Position of its class.
     class: usize,
@@ -102,7 +104,7 @@ impl Sched {
             | Event::StageSkipped { job, .. }
             | Event::JobCancelling { job }
             | Event::JobEnded { job, .. } => self.change_job(at, *job, event),
-            Event::Renewed { token, .. } => self.change_job(at, token.job, event),
+            Event::Renewed { token, .. } => self.renew_attempt(at, *token, event),
         }
     }
 
@@ -151,6 +153,20 @@ impl Sched {
         changed
     }
 
+    /// Changes no more than the deadline of a stage, as most events do, so that nothing else is looked at.
+    fn renew_attempt(&mut self, at: Timestamp, token: Token, event: &Event) -> bool {
+        let Some(job) = self.jobs.get_mut(&token.job) else {
+            return false;
+        };
+        let Some(stage) = job.running(token) else { return false };
+        let before = job.deadline(stage);
+        let fits = job.apply(&self.topology, &self.limits, at, event);
+        let timer = Timer::Attempt(token.job, stage);
+        self.index.timers.clear(before, timer);
+        self.index.timers.set(job.deadline(stage), timer);
+        fits
+    }
+
     pub(super) fn update_worker(&mut self, worker: Incarnation, change: impl FnOnce(&mut Worker)) -> bool {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return false;
@@ -173,25 +189,31 @@ impl Sched {
     }
 
     /// Uses a slot of the worker for the token, or frees it.
-    pub(super) fn set_slot(&mut self, worker: Incarnation, token: Token, slot: Option<Slot>) -> bool {
-        let before = self.slot(worker, token);
-        let known = self.update_worker(worker, |worker| match slot {
-            Some(slot) => _ = worker.slots.insert(token, slot),
-            None => _ = worker.slots.remove(&token),
-        });
-        if known {
-            let timer = crate::timers::Timer::Stop(worker, token);
-            self.index.timers.clear(before.and_then(Slot::stop_deadline), timer);
-            self.index.timers.set(slot.and_then(Slot::stop_deadline), timer);
-            let stopping = |slot: Option<Slot>| slot.is_some_and(Slot::is_stopping);
-            match (stopping(before), stopping(slot)) {
-                (false, true) => *self.stopping.entry(token.job).or_default() += 1,
-                (true, false) => self.count_stopped(token.job),
-                _ => (),
-            }
-            self.drop_ghost(worker);
+    pub(super) fn set_slot(&mut self, incarnation: Incarnation, token: Token, slot: Option<Slot>) -> bool {
+        let Some(worker) = self.workers.get_mut(&incarnation) else {
+            return false;
+        };
+        let mark = WorkerMark::of(&self.topology, worker);
+        let before = match slot {
+            Some(slot) => worker.slots.insert(token, slot),
+            None => worker.slots.remove(&token),
+        };
+        self.index
+            .move_worker(Some(mark), Some(WorkerMark::of(&self.topology, worker)));
+        let ghost = worker.info.is_none();
+        let timer = Timer::Stop(incarnation, token);
+        self.index.timers.clear(before.and_then(Slot::stop_deadline), timer);
+        self.index.timers.set(slot.and_then(Slot::stop_deadline), timer);
+        let stopping = |slot: Option<Slot>| slot.is_some_and(Slot::is_stopping);
+        match (stopping(before), stopping(slot)) {
+            (false, true) => *self.stopping.entry(token.job).or_default() += 1,
+            (true, false) => self.count_stopped(token.job),
+            _ => (),
         }
-        known
+        if ghost {
+            self.drop_ghost(incarnation);
+        }
+        true
     }
 
     fn count_stopped(&mut self, job: JobId) {
@@ -223,9 +245,7 @@ impl Sched {
         };
         let mut shares = self.shares[stage.get()].clone();
         match self.turn(stage) {
-            Some((rank, turn)) if rank.job == token.job => {
-                shares.pay(self.topology.classes(), |class| self.head(stage, class), turn);
-            }
+            Some((rank, turn, heads)) if rank.job == token.job => shares.pay(self.topology.classes(), &heads, turn),
             _ => shares.charge(self.class_of(token.job), price),
         }
         if !self.change_job(at, token.job, event) {
@@ -244,12 +264,13 @@ impl Sched {
     /// The attempt, or the offer, that ends: what its class has paid for it and what it took. An offer takes nothing.
     fn account(&self, at: Timestamp, token: Token) -> Option<Account> {
         let (job, stage) = self.find(token)?;
-        let (price, took) = match &job.run(stage).phase {
-            Phase::Offered(offer) => (Some(offer.price), None),
-            Phase::Running(attempt) => (attempt.price, Some(at.since(attempt.since))),
+        let (worker, price, took) = match &job.run(stage).phase {
+            Phase::Offered(offer) => (offer.worker, Some(offer.price), None),
+            Phase::Running(attempt) => (attempt.worker, attempt.price, Some(at.since(attempt.since))),
             Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
         };
         Some(Account {
+            worker,
             stage,
             class: self.topology.class_index(&job.terms.class).get(),
             shape: job.terms.shape,
@@ -269,14 +290,13 @@ impl Sched {
     }
 
     fn end_offer(&mut self, at: Timestamp, token: Token, end: &OfferEnd, event: &Event) -> bool {
-        let (worker, account) = (self.worker_of(token), self.account(at, token));
+        let account = self.account(at, token);
         if !self.change_job(at, token.job, event) {
             return false;
         }
         if let Some(account) = account {
+            let incarnation = account.worker;
             self.settle_account(&account, false);
-        }
-        if let Some(incarnation) = worker {
             self.set_slot(incarnation, token, None);
             if *end != OfferEnd::Withdrawn {
                 let limits = self.limits;
@@ -296,14 +316,13 @@ impl Sched {
     /// Ends a running attempt. Where the worker may still be at it, its slot stays in use until it says otherwise; a worker
     /// that cannot be reached says so when it comes back.
     fn end_attempt(&mut self, at: Timestamp, token: Token, event: &Event, keeps_slot: bool) -> bool {
-        let (worker, account) = (self.worker_of(token), self.account(at, token));
+        let account = self.account(at, token);
         if !self.change_job(at, token.job, event) {
             return false;
         }
         if let Some(account) = account {
+            let worker = account.worker;
             self.settle_account(&account, matches!(event, Event::AttemptCompleted { .. }));
-        }
-        if let Some(worker) = worker {
             let attached = self.workers.get(&worker).is_some_and(Worker::is_attached);
             let until = at + self.limits.stop;
             let slot = (keeps_slot && attached).then_some(Slot::Stopping { until });
@@ -426,7 +445,7 @@ impl Sched {
         for shares in &mut self.shares {
             *shares = Shares::new(self.topology.classes().len());
         }
-        let workers: BTreeSet<Incarnation> = self.workers.keys().copied().collect();
+        let workers: Vec<Incarnation> = self.workers.values().map(|worker| worker.incarnation).collect();
         for worker in workers {
             self.part(at, worker, at + self.limits.linger);
             self.update_worker(worker, |worker| {

@@ -1,12 +1,10 @@
-use std::time::Duration;
-
 use stagewire_core::{ErrorClass, Failure, Incarnation, JobId, Timestamp, Token};
 
 use super::Sched;
 use super::plan::Plan;
 use crate::job::{Job, Phase};
 use crate::queue::Rank;
-use crate::share::Turn;
+use crate::share::{Heads, Turn};
 use crate::topology::{ClassIndex, StageIndex};
 use crate::{Decision, Effect, Event, Offer, OfferEnd, OfferInput, Refusal};
 
@@ -43,24 +41,22 @@ impl Sched {
     /// The job that the stage takes next, if it may take one.
     fn next_job(&self, stage: StageIndex) -> Option<Rank> {
         if self.has_credit(stage) {
-            let (rank, _) = self.turn(stage)?;
-            Some(rank)
+            self.turn(stage).map(|(rank, ..)| rank)
         } else {
             self.stuck_job(stage)
         }
     }
 
     /// The job that comes first at the stage, and the turn in which it does.
-    pub(super) fn turn(&self, stage: StageIndex) -> Option<(Rank, Turn)> {
-        let (queue, shares) = (&self.index.queues[stage.get()], &self.shares[stage.get()]);
-        let turn = shares.next(self.topology.classes(), |class| self.head(stage, class))?;
-        Some((*queue.first(ClassIndex::new(turn.class))?, turn))
-    }
-
-    /// What the first job of a class is predicted to take.
-    pub(super) fn head(&self, stage: StageIndex, class: usize) -> Option<Duration> {
-        let first = self.index.queues[stage.get()].first(ClassIndex::new(class))?;
-        Some(self.estimates[stage.get()].predict(first.shape))
+    pub(super) fn turn(&self, stage: StageIndex) -> Option<(Rank, Turn, Heads)> {
+        let queue = &self.index.queues[stage.get()];
+        let mut heads = Heads::default();
+        for class in self.topology.class_indices() {
+            let first = queue.first(class);
+            heads[class.get()] = first.map(|first| self.estimates[stage.get()].predict(first.shape));
+        }
+        let turn = self.shares[stage.get()].next(self.topology.classes(), &heads)?;
+        Some((*queue.first(ClassIndex::new(turn.class))?, turn, heads))
     }
 
     /// Whether the stage may make another payload.

@@ -16,7 +16,7 @@ pub(super) struct Plan<'a> {
     /// The store died with the last epoch.
     restarted: bool,
     /// Jobs as the plan leaves them, and how many of their superseded attempts have not stopped.
-    jobs: BTreeMap<JobId, (Job, u32)>,
+    jobs: BTreeMap<JobId, Box<(Job, u32)>>,
     pub(super) decision: Decision,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Plan<'a> {
     /// The job as the plan leaves it.
     pub(super) fn job(&self, job: JobId) -> Option<&Job> {
         match self.jobs.get(&job) {
-            Some((job, _)) => Some(job),
+            Some(known) => Some(&known.0),
             None => self.sched.jobs.get(&job),
         }
     }
@@ -78,8 +78,9 @@ impl<'a> Plan<'a> {
     /// Changes a job, and adds all that follows for it. Nothing happens where the job does not exist.
     pub(super) fn change(&mut self, job: JobId, change: impl FnOnce(&mut JobPlan<'_, 'a>)) {
         let sched = self.sched;
-        if let Some((before, stopping)) = self.jobs.remove(&job) {
-            self.work_on(before.clone(), stopping, Some(&before), change);
+        if let Some(known) = self.jobs.remove(&job) {
+            let (before, stopping) = &*known;
+            self.work_on(before.clone(), *stopping, Some(before), change);
         } else if let Some(before) = sched.jobs.get(&job) {
             let stopping = sched.stopping.get(&job).copied().filter(|_| !self.restarted);
             self.work_on(before.clone(), stopping.unwrap_or_default(), Some(before), change);
@@ -116,7 +117,7 @@ impl<'a> Plan<'a> {
         work.settle();
         work.tell(before);
         let (job, stopping) = (work.job, work.stopping);
-        self.jobs.insert(job.id, (job, stopping));
+        self.jobs.insert(job.id, Box::new((job, stopping)));
     }
 
     fn notice_job(&mut self, job: JobId, kind: NoticeKind) {
@@ -303,7 +304,7 @@ impl JobPlan<'_, '_> {
                 (_, new @ Phase::Running(_)) => (new, NoticeKind::Running),
                 (_, new @ Phase::Offered(_)) => (new, NoticeKind::Offered),
                 (Some(old @ (Phase::Offered(_) | Phase::Running(_) | Phase::Done { .. })), _) => {
-                    let failure = run.last_failure.clone();
+                    let failure = run.last_failure().cloned();
                     (old, NoticeKind::Requeued { failure })
                 }
                 (_, new @ Phase::Queued { .. }) => (new, NoticeKind::Queued),

@@ -100,6 +100,10 @@ impl Topology {
         ClassIndex::new(standard.unwrap_or_default())
     }
 
+    pub(crate) fn class_indices(&self) -> impl Iterator<Item = ClassIndex> + use<> {
+        (0..self.classes.len()).map(ClassIndex::new)
+    }
+
     /// The class of this name; the default one for a name that the pipeline does not have any more.
     pub(crate) fn class_index(&self, name: &StageName) -> ClassIndex {
         let position = self.classes.iter().position(|class| class.name == *name);
