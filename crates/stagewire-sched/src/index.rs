@@ -1,14 +1,15 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use smallvec::SmallVec;
 use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp};
 
 use crate::job::{Job, Phase};
 use crate::queue::{Queue, Rank};
+use crate::tally::Pool;
 use crate::timers::{Timer, Timers};
 use crate::topology::{ClassIndex, StageIndex, Topology};
 use crate::worker::Worker;
-use crate::{Holder, Limits};
+use crate::{Holder, JobTally, Limits};
 
 /// Everything that is looked up by another key than a job's or worker's id. It holds nothing that does not follow from
 /// jobs and workers, and is kept up to date by comparing their marks before and after a change.
@@ -25,6 +26,8 @@ pub(crate) struct Index {
     pub(crate) active: BTreeSet<(u64, JobId)>,
     /// Bytes of their parameters.
     pub(crate) active_bytes: u64,
+    /// Jobs that are remembered, by state.
+    pub(crate) states: JobTally,
     /// Jobs that have ended, the first to end first.
     pub(crate) ended: BTreeSet<(Timestamp, JobId)>,
     /// Workers with payloads that are not published yet.
@@ -33,12 +36,14 @@ pub(crate) struct Index {
 
 /// What the index holds of one stage of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct StageMark {
-    /// Where it waits: whether it has run before.
-    queued: Option<bool>,
+pub(crate) struct StageMark {
+    /// Where it waits: whether it has run before, and since when.
+    queued: Option<(bool, Timestamp)>,
     deadline: Option<(Timestamp, Due)>,
-    payload: Option<(PayloadId, Holder)>,
+    payload: Option<(PayloadId, Holder, u64)>,
     credit: bool,
+    /// Its phase, unless the job has ended.
+    phase: Option<u8>,
 }
 
 /// What is due of a stage of a job.
@@ -66,64 +71,87 @@ pub(crate) struct JobMark {
     /// Its place in a queue, if it has not run before.
     rank: Rank,
     nbytes: u64,
+    state: usize,
     ended: Option<Timestamp>,
     cancel: Option<Timestamp>,
     drop: Option<Timestamp>,
-    stages: SmallVec<[StageMark; 4]>,
+    pub(crate) stages: Vec<StageMark>,
 }
 
 /// What the index holds of a worker, its slots' deadlines apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WorkerMark {
     worker: Incarnation,
-    free: Option<(StageIndex, u32)>,
+    stage: Option<StageIndex>,
+    /// Slots that it uses, where it takes offers and has a free one.
+    free: Option<u32>,
+    pool: Pool,
+    paused: Option<Timestamp>,
     away: Option<Timestamp>,
     resume: Option<Timestamp>,
     unclaimed: bool,
 }
 
+/// Room for marks, kept for reuse: it is no part of the state.
+#[derive(Clone, Default)]
+pub(crate) struct Spare(pub(crate) [Vec<StageMark>; 2]);
+
+impl fmt::Debug for Spare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Spare")
+    }
+}
+
 impl JobMark {
-    pub(crate) fn of(topology: &Topology, limits: &Limits, job: &Job) -> Self {
+    /// `stages` is taken for the room that it has.
+    pub(crate) fn of(topology: &Topology, limits: &Limits, job: &Job, mut stages: Vec<StageMark>) -> Self {
+        let ended = job.ended().is_some();
         let mark = |stage: StageIndex| {
             let run = job.run(stage);
             let (queued, deadline) = match &run.phase {
-                Phase::Queued { again, .. } => (Some(*again), None),
+                Phase::Queued { again, since } => (Some((*again, *since)), None),
                 Phase::Offered(offer) => (None, Some((offer.deadline, Due::Offer))),
                 Phase::Running(attempt) => (None, Some((attempt.deadline, Due::Attempt))),
                 Phase::Blocked { .. } | Phase::Done { .. } => (None, None),
             };
-            let live = run.output.live().map(|payload| payload.id);
+            let live = run.output.live();
             let making = matches!(run.phase, Phase::Offered(_) | Phase::Running(_));
             StageMark {
                 queued,
                 deadline,
-                payload: live.zip(run.output.holder()),
+                payload: live
+                    .zip(run.output.holder())
+                    .map(|(payload, holder)| (payload.id, holder, payload.nbytes.0)),
+                phase: (!ended).then(|| run.phase.place()),
                 credit: (making || live.is_some()) && !topology.consumers(stage).is_empty(),
             }
         };
+        stages.clear();
+        stages.extend(topology.indices().map(mark));
         Self {
             job: job.id,
             number: job.number,
-            class: topology.class_index(&job.terms.class),
+            class: job.class,
             rank: Rank::new(false, job),
             nbytes: job.params.len() as u64,
+            state: job.state.position(),
             ended: job.ended(),
             cancel: job.cancel_deadline(limits),
             drop: job.drop_deadline(topology),
-            stages: topology.indices().map(mark).collect(),
+            stages,
         }
     }
 }
 
 impl WorkerMark {
-    pub(crate) fn of(topology: &Topology, worker: &Worker) -> Self {
+    pub(crate) fn of(worker: &Worker) -> Self {
         let takes_offers = worker.takes_offers() && worker.free() > 0;
         Self {
             worker: worker.incarnation,
-            free: topology
-                .find(&worker.stage)
-                .filter(|_| takes_offers)
-                .map(|stage| (stage, worker.used())),
+            stage: worker.place,
+            free: takes_offers.then(|| worker.used()),
+            pool: worker.pool(),
+            paused: worker.paused_until.filter(|_| worker.pool().paused > 0),
             away: worker.away_until(),
             resume: worker.paused_until,
             unclaimed: !worker.unclaimed.is_empty(),
@@ -140,6 +168,7 @@ impl Index {
             held_by: BTreeMap::new(),
             active: BTreeSet::new(),
             active_bytes: 0,
+            states: JobTally::default(),
             ended: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
         }
@@ -162,11 +191,12 @@ impl Index {
                 self.insert_stage(job, stage, *mark);
             }
         }
-        let whole = |mark: Option<&JobMark>| mark.map(|mark| (mark.ended, mark.cancel, mark.drop));
+        let whole = |mark: Option<&JobMark>| mark.map(|mark| (mark.state, mark.ended, mark.cancel, mark.drop));
         if whole(before) == whole(after) {
             return;
         }
         if let Some(mark) = before {
+            self.states[mark.state] -= 1;
             self.timers.clear(mark.cancel, Timer::Cancel(mark.job));
             self.timers.clear(mark.drop, Timer::Drop(mark.job));
             match mark.ended {
@@ -178,6 +208,7 @@ impl Index {
             }
         }
         if let Some(mark) = after {
+            self.states[mark.state] += 1;
             self.timers.set(mark.cancel, Timer::Cancel(mark.job));
             self.timers.set(mark.drop, Timer::Drop(mark.job));
             match mark.ended {
@@ -192,14 +223,20 @@ impl Index {
 
     fn remove_stage(&mut self, job: &JobMark, stage: StageIndex, mark: StageMark) {
         let queue = &mut self.queues[stage.get()];
-        if let Some(again) = mark.queued {
+        if let Some((again, since)) = mark.queued {
             queue.remove(job.class, &job.rank.tried(again));
+            queue.since.remove(&(since, job.number));
+        }
+        if let Some(phase) = mark.phase {
+            queue.tally.phases[usize::from(phase)] -= 1;
         }
         queue.held -= u32::from(mark.credit);
         if let Some((deadline, due)) = mark.deadline {
             self.timers.clear(Some(deadline), due.timer(job.job, stage));
         }
-        if let Some((payload, holder)) = mark.payload {
+        if let Some((payload, holder, nbytes)) = mark.payload {
+            queue.tally.payloads -= 1;
+            queue.tally.payload_bytes -= nbytes;
             self.payloads.remove(&payload);
             if let Some(held) = self.held_by.get_mut(&holder) {
                 held.remove(&payload);
@@ -212,14 +249,20 @@ impl Index {
 
     fn insert_stage(&mut self, job: &JobMark, stage: StageIndex, mark: StageMark) {
         let queue = &mut self.queues[stage.get()];
-        if let Some(again) = mark.queued {
+        if let Some((again, since)) = mark.queued {
             queue.insert(job.class, job.rank.tried(again));
+            queue.since.insert((since, job.number));
+        }
+        if let Some(phase) = mark.phase {
+            queue.tally.phases[usize::from(phase)] += 1;
         }
         queue.held += u32::from(mark.credit);
         if let Some((deadline, due)) = mark.deadline {
             self.timers.set(Some(deadline), due.timer(job.job, stage));
         }
-        if let Some((payload, holder)) = mark.payload {
+        if let Some((payload, holder, nbytes)) = mark.payload {
+            queue.tally.payloads += 1;
+            queue.tally.payload_bytes += nbytes;
             self.payloads.insert(payload, (job.job, stage));
             self.held_by.entry(holder).or_default().insert(payload);
         }
@@ -231,8 +274,15 @@ impl Index {
             return;
         }
         if let Some(mark) = before {
-            if let Some((stage, used)) = mark.free {
-                self.queues[stage.get()].free.remove(&(used, mark.worker));
+            if let Some(stage) = mark.stage {
+                let queue = &mut self.queues[stage.get()];
+                queue.pool.subtract(mark.pool);
+                if let Some(used) = mark.free {
+                    queue.free.remove(&(used, mark.worker));
+                }
+                if let Some(until) = mark.paused {
+                    queue.paused.remove(&(until, mark.worker));
+                }
             }
             self.timers.clear(mark.away, Timer::Away(mark.worker));
             self.timers.clear(mark.resume, Timer::Resume(mark.worker));
@@ -241,8 +291,15 @@ impl Index {
             }
         }
         if let Some(mark) = after {
-            if let Some((stage, used)) = mark.free {
-                self.queues[stage.get()].free.insert((used, mark.worker));
+            if let Some(stage) = mark.stage {
+                let queue = &mut self.queues[stage.get()];
+                queue.pool.add(mark.pool);
+                if let Some(used) = mark.free {
+                    queue.free.insert((used, mark.worker));
+                }
+                if let Some(until) = mark.paused {
+                    queue.paused.insert((until, mark.worker));
+                }
             }
             self.timers.set(mark.away, Timer::Away(mark.worker));
             self.timers.set(mark.resume, Timer::Resume(mark.worker));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Attempt, Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
+use crate::topology::ClassIndex;
 use crate::{Holder, IdempotencyKey, PayloadInfo, ResultInfo, Terms};
 
 /// People count from 1.
@@ -43,15 +44,23 @@ pub enum Outcome {
 }
 
 impl JobState {
+    /// What [`JobState::name`] says of each.
+    pub const NAMES: [&str; 5] = ["active", "cancelling", "succeeded", "failed", "cancelled"];
+
     /// The state in one word: `active`, `cancelling`, `succeeded`, `failed` or `cancelled`.
     pub const fn name(&self) -> &'static str {
+        Self::NAMES[self.position()]
+    }
+
+    /// Its place in [`JobState::NAMES`].
+    pub(crate) const fn position(&self) -> usize {
         match self {
-            Self::Active => "active",
-            Self::Cancelling { .. } => "cancelling",
+            Self::Active => 0,
+            Self::Cancelling { .. } => 1,
             Self::Ended { outcome, .. } => match outcome {
-                Outcome::Succeeded => "succeeded",
-                Outcome::Failed(_) => "failed",
-                Outcome::Cancelled => "cancelled",
+                Outcome::Succeeded => 2,
+                Outcome::Failed(_) => 3,
+                Outcome::Cancelled => 4,
             },
         }
     }
@@ -67,6 +76,9 @@ pub struct Job {
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) submitted: Timestamp,
     pub(crate) terms: Terms,
+    /// Position of its class; follows from its name.
+    #[serde(skip)]
+    pub(crate) class: ClassIndex,
     pub(crate) state: JobState,
     /// In the order of [`Topology::stages`](crate::Topology::stages).
     pub(crate) stages: Vec<StageRun>,
@@ -214,15 +226,28 @@ impl Output {
 }
 
 impl Phase {
+    /// What [`Phase::name`] says of each.
+    pub const NAMES: [&str; 6] = ["blocked", "queued", "offered", "running", "done", "skipped"];
+
     /// The phase in one word: `blocked`, `queued`, `offered`, `running`, `done` or `skipped`.
     pub const fn name(&self) -> &'static str {
+        Self::NAMES[self.position()]
+    }
+
+    /// Its place in [`Phase::NAMES`], in little room.
+    pub(crate) fn place(&self) -> u8 {
+        u8::try_from(self.position()).expect("there are six")
+    }
+
+    /// Its place in [`Phase::NAMES`].
+    pub(crate) const fn position(&self) -> usize {
         match self {
-            Self::Blocked { .. } => "blocked",
-            Self::Queued { .. } => "queued",
-            Self::Offered(_) => "offered",
-            Self::Running(_) => "running",
-            Self::Done { token: Some(_), .. } => "done",
-            Self::Done { token: None, .. } => "skipped",
+            Self::Blocked { .. } => 0,
+            Self::Queued { .. } => 1,
+            Self::Offered(_) => 2,
+            Self::Running(_) => 3,
+            Self::Done { token: Some(_), .. } => 4,
+            Self::Done { token: None, .. } => 5,
         }
     }
 

@@ -87,6 +87,7 @@ mod ranked;
 mod refusal;
 mod sched;
 mod share;
+mod tally;
 mod timers;
 mod topology;
 mod worker;
@@ -102,5 +103,6 @@ pub use job::{Job, JobState, Losses, Offering, Outcome, Output, Phase, Running, 
 pub use limits::Limits;
 pub use refusal::Refusal;
 pub use sched::{RestoreError, Sched, Snapshot};
+pub use tally::{JobTally, StageTally};
 pub use topology::{ClassSpec, EdgeSpec, Flow, OutputSpec, StageKind, StageSpec, Topology, TopologyError};
 pub use worker::{LinkState, Slot, Worker};

@@ -3,8 +3,10 @@ use std::time::Duration;
 
 use stagewire_core::{Incarnation, JobId, Timestamp};
 
+use crate::StageTally;
 use crate::job::Job;
 use crate::ranked::Ranked;
+use crate::tally::Pool;
 use crate::topology::{ClassIndex, Topology};
 
 /// A job without deadline stands among those that have one as if it had this long.
@@ -48,6 +50,13 @@ pub(crate) struct Queue {
     pub(crate) free: BTreeSet<(u32, Incarnation)>,
     /// Jobs whose payload of this stage is held or being made.
     pub(crate) held: u32,
+    /// Since when each that waits does.
+    pub(crate) since: BTreeSet<(Timestamp, u64)>,
+    /// All numbers but the oldest, which is the first of `since`.
+    pub(crate) tally: StageTally,
+    pub(crate) pool: Pool,
+    /// Workers with a free slot that get no offers for now, and until when.
+    pub(crate) paused: BTreeSet<(Timestamp, Incarnation)>,
 }
 
 impl Queue {
@@ -56,6 +65,10 @@ impl Queue {
             ready: vec![Ranked::default(); topology.classes().len()],
             free: BTreeSet::new(),
             held: 0,
+            since: BTreeSet::new(),
+            tally: StageTally::default(),
+            pool: Pool::default(),
+            paused: BTreeSet::new(),
         }
     }
 

@@ -21,10 +21,10 @@ use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp,
 
 use crate::by_id::ById;
 use crate::estimate::Estimate;
-use crate::index::Index;
+use crate::index::{Index, Spare};
 use crate::share::Shares;
 use crate::topology::StageIndex;
-use crate::{Counters, Decision, Event, Input, Job, Limits, Refusal, Topology, Worker};
+use crate::{Counters, Decision, Event, Input, Job, JobTally, Limits, Refusal, StageTally, Topology, Worker};
 
 pub use snapshot::{RestoreError, Snapshot};
 
@@ -47,6 +47,7 @@ pub struct Sched {
     /// How many slots are used by attempts of a job that were told to stop.
     stopping: BTreeMap<JobId, u32>,
     index: Index,
+    spare: Spare,
     /// How long attempts take, by stage.
     estimates: Vec<Estimate>,
     /// Who is next, by stage.
@@ -60,6 +61,7 @@ impl Sched {
     pub fn new(topology: Topology, limits: Limits) -> Self {
         Self {
             index: Index::new(&topology),
+            spare: Spare::default(),
             estimates: vec![Estimate::default(); topology.stages().len()],
             shares: vec![Shares::new(topology.classes().len()); topology.stages().len()],
             topology,
@@ -134,7 +136,7 @@ impl Sched {
 
     /// When to decide [`Input::Poll`] next, if nothing happens before, and what will be due.
     pub fn poll_timeout(&self) -> Option<(Timestamp, &'static str)> {
-        self.index.timers.first().map(|(at, timer)| (at, timer.name()))
+        self.index.timers.first().map(|(at, due)| (at, due.name()))
     }
 
     /// The pipeline.
@@ -207,6 +209,20 @@ impl Sched {
         self.topology
             .find(stage)
             .map_or(0, |stage| self.index.queues[stage.get()].held)
+    }
+
+    /// How a stage does, over all jobs. Takes no longer the more jobs there are.
+    pub fn tally(&self, stage: &StageName) -> Option<StageTally> {
+        let queue = &self.index.queues[self.topology.find(stage)?.get()];
+        Some(StageTally {
+            oldest: queue.since.first().map(|(since, _)| *since),
+            ..queue.tally
+        })
+    }
+
+    /// Jobs that are remembered, by state. Takes no longer the more jobs there are.
+    pub const fn job_tally(&self) -> JobTally {
+        self.index.states
     }
 
     /// Number of payloads that are published and not released.

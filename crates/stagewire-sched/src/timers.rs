@@ -4,13 +4,34 @@ use stagewire_core::{Incarnation, JobId, Timestamp, Token};
 
 use crate::topology::StageIndex;
 
+/// What is due first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// A worker has not stopped an attempt.
+    Stop(Incarnation, Token),
+    /// Something else.
+    Timer(Timer),
+}
+
+impl Due {
+    /// For people who wonder why the server woke up.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Stop(..) => "attempt.stop",
+            Self::Timer(timer) => timer.name(),
+        }
+    }
+
+    const fn is_away(self) -> bool {
+        matches!(self, Self::Timer(Timer::Away(_)))
+    }
+}
+
 /// What is due at a deadline. At the same time the loss of a worker comes before the loss of its attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     /// A worker has been away for too long.
     Away(Incarnation),
-    /// A worker has not stopped an attempt.
-    Stop(Incarnation, Token),
     /// A worker gets offers again.
     Resume(Incarnation),
     /// An offer was not answered.
@@ -24,11 +45,9 @@ pub(crate) enum Timer {
 }
 
 impl Timer {
-    /// For people who wonder why the server woke up.
-    pub(crate) const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Away(_) => "worker.away",
-            Self::Stop(..) => "attempt.stop",
             Self::Resume(_) => "worker.resume",
             Self::Offer(..) => "offer.answer",
             Self::Attempt(..) => "attempt.renewal",
@@ -40,22 +59,48 @@ impl Timer {
 
 /// All deadlines, in order. Whoever sets one takes it back: it is kept nowhere else.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Timers(BTreeSet<(Timestamp, Timer)>);
+pub(crate) struct Timers {
+    /// All but those below.
+    most: BTreeSet<(Timestamp, Timer)>,
+    /// [`Timer::Stop`], which are few, and long.
+    stops: BTreeSet<(Timestamp, Incarnation, Token)>,
+}
 
 impl Timers {
-    pub(crate) fn first(&self) -> Option<(Timestamp, Timer)> {
-        self.0.first().copied()
+    pub(crate) fn first(&self) -> Option<(Timestamp, Due)> {
+        let stop = self
+            .stops
+            .first()
+            .map(|(at, worker, token)| (*at, Due::Stop(*worker, *token)));
+        let most = self.most.first().map(|(at, timer)| (*at, Due::Timer(*timer)));
+        match (stop, most) {
+            // What a worker does not stop comes after its loss, and before all the rest.
+            (Some(stop), Some(most)) if most.0 < stop.0 || (most.0 == stop.0 && most.1.is_away()) => Some(most),
+            (stop, most) => stop.or(most),
+        }
     }
 
     pub(crate) fn set(&mut self, deadline: Option<Timestamp>, timer: Timer) {
         if let Some(deadline) = deadline {
-            self.0.insert((deadline, timer));
+            self.most.insert((deadline, timer));
         }
     }
 
     pub(crate) fn clear(&mut self, deadline: Option<Timestamp>, timer: Timer) {
         if let Some(deadline) = deadline {
-            self.0.remove(&(deadline, timer));
+            self.most.remove(&(deadline, timer));
+        }
+    }
+
+    pub(crate) fn set_stop(&mut self, deadline: Option<Timestamp>, worker: Incarnation, token: Token) {
+        if let Some(deadline) = deadline {
+            self.stops.insert((deadline, worker, token));
+        }
+    }
+
+    pub(crate) fn clear_stop(&mut self, deadline: Option<Timestamp>, worker: Incarnation, token: Token) {
+        if let Some(deadline) = deadline {
+            self.stops.remove(&(deadline, worker, token));
         }
     }
 }

@@ -3,12 +3,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use stagewire_core::{Failure, Incarnation, PayloadId, StageName, Timestamp, Token};
 
 use crate::WorkerInfo;
+use crate::tally::Pool;
+use crate::topology::StageIndex;
 
 /// A worker as the scheduler sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Worker {
     pub(crate) incarnation: Incarnation,
     pub(crate) stage: StageName,
+    /// Position of that stage.
+    pub(crate) place: Option<StageIndex>,
     /// `None` where it has not attached since the server restarted.
     pub(crate) info: Option<WorkerInfo>,
     pub(crate) link: LinkState,
@@ -19,6 +23,8 @@ pub struct Worker {
     /// Why it declined the last of them, where it did.
     pub(crate) declined: Option<Failure>,
     pub(crate) slots: BTreeMap<Token, Slot>,
+    /// How many of them are used for what.
+    uses: Uses,
     /// Payloads that it brought back and nobody has published.
     pub(crate) unclaimed: BTreeSet<PayloadId>,
     /// Attempts that it brought back and that may yet publish them.
@@ -49,6 +55,24 @@ pub enum Slot {
         /// When the worker is given up.
         until: Timestamp,
     },
+}
+
+/// Slots by what they are used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Uses {
+    pub(crate) reserved: u32,
+    pub(crate) running: u32,
+    pub(crate) stopping: u32,
+}
+
+impl Uses {
+    const fn of(&mut self, slot: Slot) -> &mut u32 {
+        match slot {
+            Slot::Reserved => &mut self.reserved,
+            Slot::Running => &mut self.running,
+            Slot::Stopping { .. } => &mut self.stopping,
+        }
+    }
 }
 
 impl Worker {
@@ -112,10 +136,16 @@ impl Worker {
     }
 
     /// A worker that is known only from what it runs and holds: it has not attached since the server restarted.
-    pub(crate) const fn ghost(incarnation: Incarnation, stage: StageName, until: Timestamp) -> Self {
+    pub(crate) const fn ghost(
+        incarnation: Incarnation,
+        stage: StageName,
+        place: Option<StageIndex>,
+        until: Timestamp,
+    ) -> Self {
         Self {
             incarnation,
             stage,
+            place,
             info: None,
             link: LinkState::Away { until },
             draining: false,
@@ -123,9 +153,63 @@ impl Worker {
             misses: 0,
             declined: None,
             slots: BTreeMap::new(),
+            uses: Uses {
+                reserved: 0,
+                running: 0,
+                stopping: 0,
+            },
             unclaimed: BTreeSet::new(),
             claimed: BTreeSet::new(),
         }
+    }
+
+    /// Uses a slot for the token, or frees it; returns what it was used for before.
+    pub(crate) fn set_slot(&mut self, token: Token, slot: Option<Slot>) -> Option<Slot> {
+        let before = match slot {
+            Some(slot) => self.slots.insert(token, slot),
+            None => self.slots.remove(&token),
+        };
+        if let Some(slot) = before {
+            *self.uses.of(slot) -= 1;
+        }
+        if let Some(slot) = slot {
+            *self.uses.of(slot) += 1;
+        }
+        before
+    }
+
+    /// What it adds to the pool of its stage.
+    pub(crate) fn pool(&self) -> Pool {
+        if !self.is_attached() {
+            return Pool {
+                away: 1,
+                ..Pool::default()
+            };
+        }
+        if self.draining {
+            return Pool::default();
+        }
+        let Uses {
+            reserved,
+            running,
+            stopping,
+        } = self.uses;
+        Pool {
+            workers: 1,
+            away: 0,
+            advertised: self.advertised(),
+            running,
+            reserved,
+            stopping,
+            paused: self.paused_until.map_or(0, |_| self.free()),
+        }
+    }
+
+    /// Whether the counts say what the slots say.
+    pub(crate) fn counts_add_up(&self) -> bool {
+        let mut uses = Uses::default();
+        self.slots.values().for_each(|slot| *uses.of(*slot) += 1);
+        uses == self.uses
     }
 
     /// Tokens whose slot is in this use.

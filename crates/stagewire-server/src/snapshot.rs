@@ -3,12 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stagewire_core::{Incarnation, StageName, Timestamp};
-use stagewire_sched::{Counters, LinkState, Sched, Slot, StageKind, Worker};
-
-/// States of a job, as [`stagewire_sched::JobState::name`] gives them.
-pub(crate) const JOB_STATES: [&str; 5] = ["active", "cancelling", "succeeded", "failed", "cancelled"];
-/// Phases of a stage of a job that has not ended.
-pub(crate) const PHASES: [&str; 6] = ["blocked", "queued", "offered", "running", "done", "skipped"];
+use stagewire_sched::{Counters, JobState, LinkState, Phase, Sched, Slot, StageKind, StageSpec, Worker};
 
 /// One worker.
 #[derive(Debug, Clone)]
@@ -50,6 +45,8 @@ pub(crate) struct StageSnapshot {
     pub(crate) max_held: u32,
     /// Stages of jobs that have not ended, by phase.
     pub(crate) phases: BTreeMap<&'static str, u64>,
+    /// Those that wait for a worker, by class.
+    pub(crate) queued: BTreeMap<StageName, u64>,
     /// Since when the one that waits longest waits for a worker.
     pub(crate) oldest: Option<Timestamp>,
     /// Payloads that are held, and their bytes.
@@ -85,42 +82,27 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Counts. Takes time in proportion to the jobs that are remembered.
+    /// Counts. Takes time in proportion to the workers, and looks at no job.
     pub(crate) fn take(sched: &Sched, now: Timestamp) -> Self {
-        let mut jobs: BTreeMap<_, _> = JOB_STATES.into_iter().map(|state| (state, 0)).collect();
-        let mut stages: Vec<StageSnapshot> = sched
-            .topology()
-            .stages()
-            .iter()
-            .map(|spec| StageSnapshot {
+        let jobs = JobState::NAMES.into_iter().zip(sched.job_tally()).collect();
+        let stage = |spec: &StageSpec| {
+            let tally = sched.tally(&spec.name).unwrap_or_default();
+            let classes = sched.topology().classes().iter();
+            StageSnapshot {
                 name: spec.name.clone(),
                 kind: spec.kind,
                 max_held: spec.max_held,
-                phases: PHASES.into_iter().map(|phase| (phase, 0)).collect(),
-                oldest: None,
-                payloads: 0,
-                payload_bytes: 0,
+                phases: Phase::NAMES.into_iter().zip(tally.phases).collect(),
+                queued: classes
+                    .map(|class| (class.name.clone(), sched.queued_of(&spec.name, &class.name) as u64))
+                    .collect(),
+                oldest: tally.oldest,
+                payloads: tally.payloads,
+                payload_bytes: tally.payload_bytes,
                 workers: Vec::new(),
-            })
-            .collect();
-        for job in sched.jobs() {
-            *jobs.entry(job.state().name()).or_default() += 1;
-            for (run, stage) in job.stages().iter().zip(&mut stages) {
-                if let Some(payload) = run.output().live() {
-                    stage.payloads += 1;
-                    stage.payload_bytes += payload.nbytes.0;
-                }
-                if job.outcome().is_some() {
-                    continue;
-                }
-                let phase = run.phase();
-                *stage.phases.entry(phase.name()).or_default() += 1;
-                if phase.name() == "queued" {
-                    let since = phase.since();
-                    stage.oldest = Some(stage.oldest.map_or(since, |oldest| oldest.min(since)));
-                }
             }
-        }
+        };
+        let mut stages: Vec<StageSnapshot> = sched.topology().stages().iter().map(stage).collect();
         for worker in sched.workers() {
             let Some(stage) = stages.iter_mut().find(|stage| stage.name == *worker.stage()) else {
                 continue;

@@ -5,11 +5,13 @@ mod contest;
 mod kv;
 mod machine;
 mod manifests;
+mod memory;
 mod paint;
 mod peers;
 mod producer;
 mod quick;
 mod report;
+mod sched;
 mod stats;
 mod store;
 mod transfer;
@@ -34,6 +36,8 @@ pub(crate) enum Name {
     Kv,
     /// The host store beside Mooncake Store from its wheel: puts, gets, small objects
     Store,
+    /// The scheduler's core: events per second with 4,096 workers, from 1,000 to 1,000,000 jobs that wait
+    Sched,
     /// Each transport beside memcpy, TCP and a bare copy of the same kind, 4 KiB to 1 GiB
     Transfer,
 }
@@ -55,6 +59,7 @@ pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Resul
         Name::Connector => connector::run(options, output).await,
         Name::Kv => kv::run(options),
         Name::Store => store::run(options, output).await,
+        Name::Sched => sched::run(options).await,
         Name::Transfer => transfer::run(options, output).await,
     }
 }
@@ -76,5 +81,6 @@ pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
         Name::Quick | Name::Connector | Name::Store => producer::serve(args.dir).await,
         Name::Transfer => transfer::owner::serve(args.dir).await,
         Name::Kv => Err(Fault::usage("`stagewire bench kv` has one process")),
+        Name::Sched => Err(Fault::usage("`stagewire bench sched` has one process")),
     }
 }

@@ -34,6 +34,7 @@ impl Job {
             key: key.cloned(),
             submitted: at,
             terms: terms.clone(),
+            class: topology.class_index(&terms.class),
             state: JobState::Active,
             stages: topology.stages().iter().map(stage).collect(),
             next_attempt: FIRST_ATTEMPT,

@@ -108,12 +108,13 @@ impl Sched {
         }
     }
 
-    pub(super) fn insert_job(&mut self, job: Job) {
+    pub(super) fn insert_job(&mut self, mut job: Job) {
+        job.class = self.topology.class_index(&job.terms.class);
         self.next_number = self.next_number.max(job.number.saturating_add(1));
         if let Some(key) = &job.key {
             self.keys.insert(key.key.clone(), job.id);
         }
-        let mark = JobMark::of(&self.topology, &self.limits, &job);
+        let mark = JobMark::of(&self.topology, &self.limits, &job, Vec::new());
         self.index.move_job(None, Some(&mark));
         self.jobs.insert(job.id, job);
     }
@@ -123,7 +124,7 @@ impl Sched {
             return false;
         }
         if let Some(job) = self.jobs.remove(&job) {
-            let mark = JobMark::of(&self.topology, &self.limits, &job);
+            let mark = JobMark::of(&self.topology, &self.limits, &job, Vec::new());
             self.index.move_job(Some(&mark), None);
             if let Some(key) = &job.key {
                 self.keys.remove(&key.key);
@@ -144,12 +145,14 @@ impl Sched {
         let Some(job) = self.jobs.get_mut(&job) else {
             return false;
         };
-        let before = JobMark::of(&self.topology, &self.limits, job);
+        let [spare, other] = std::mem::take(&mut self.spare.0);
+        let before = JobMark::of(&self.topology, &self.limits, job, spare);
         let changed = change(&self.topology, &self.limits, job);
+        let after = JobMark::of(&self.topology, &self.limits, job, other);
         if changed {
-            let after = JobMark::of(&self.topology, &self.limits, job);
             self.index.move_job(Some(&before), Some(&after));
         }
+        self.spare.0 = [before.stages, after.stages];
         changed
     }
 
@@ -171,9 +174,9 @@ impl Sched {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return false;
         };
-        let before = WorkerMark::of(&self.topology, worker);
+        let before = WorkerMark::of(worker);
         change(worker);
-        let after = WorkerMark::of(&self.topology, worker);
+        let after = WorkerMark::of(worker);
         self.index.move_worker(Some(before), Some(after));
         true
     }
@@ -193,17 +196,13 @@ impl Sched {
         let Some(worker) = self.workers.get_mut(&incarnation) else {
             return false;
         };
-        let mark = WorkerMark::of(&self.topology, worker);
-        let before = match slot {
-            Some(slot) => worker.slots.insert(token, slot),
-            None => worker.slots.remove(&token),
-        };
-        self.index
-            .move_worker(Some(mark), Some(WorkerMark::of(&self.topology, worker)));
+        let mark = WorkerMark::of(worker);
+        let before = worker.set_slot(token, slot);
+        self.index.move_worker(Some(mark), Some(WorkerMark::of(worker)));
         let ghost = worker.info.is_none();
-        let timer = Timer::Stop(incarnation, token);
-        self.index.timers.clear(before.and_then(Slot::stop_deadline), timer);
-        self.index.timers.set(slot.and_then(Slot::stop_deadline), timer);
+        let timers = &mut self.index.timers;
+        timers.clear_stop(before.and_then(Slot::stop_deadline), incarnation, token);
+        timers.set_stop(slot.and_then(Slot::stop_deadline), incarnation, token);
         let stopping = |slot: Option<Slot>| slot.is_some_and(Slot::is_stopping);
         match (stopping(before), stopping(slot)) {
             (false, true) => *self.stopping.entry(token.job).or_default() += 1,
@@ -243,22 +242,23 @@ impl Sched {
         else {
             return false;
         };
-        let mut shares = self.shares[stage.get()].clone();
-        match self.turn(stage) {
-            Some((rank, turn, heads)) if rank.job == token.job => shares.pay(self.topology.classes(), &heads, turn),
-            _ => shares.charge(self.class_of(token.job), price),
-        }
+        let turn = self.turn(stage).filter(|(rank, ..)| rank.job == token.job);
         if !self.change_job(at, token.job, event) {
             return false;
         }
-        self.shares[stage.get()] = shares;
+        match turn {
+            Some((_, turn, heads)) => self.shares[stage.get()].pay(self.topology.classes(), &heads, turn),
+            None => {
+                let class = self.class_of(token.job);
+                self.shares[stage.get()].charge(class, price);
+            }
+        }
         self.set_slot(worker, token, Some(Slot::Reserved))
     }
 
     /// Position of the job's class.
     fn class_of(&self, job: JobId) -> usize {
-        let job = self.jobs.get(&job);
-        job.map_or(0, |job| self.topology.class_index(&job.terms.class).get())
+        self.jobs.get(&job).map_or(0, |job| job.class.get())
     }
 
     /// The attempt, or the offer, that ends: what its class has paid for it and what it took. An offer takes nothing.
@@ -272,7 +272,7 @@ impl Sched {
         Some(Account {
             worker,
             stage,
-            class: self.topology.class_index(&job.terms.class).get(),
+            class: job.class.get(),
             shape: job.terms.shape,
             price,
             took,
@@ -334,9 +334,8 @@ impl Sched {
     /// Makes room for what an unknown worker runs or holds: after a restart, until it attaches.
     pub(super) fn ensure_worker(&mut self, worker: Incarnation, stage: &StageName) {
         if !self.workers.contains_key(&worker) {
-            let ghost = Worker::ghost(worker, stage.clone(), Timestamp(u64::MAX));
-            self.index
-                .move_worker(None, Some(WorkerMark::of(&self.topology, &ghost)));
+            let ghost = Worker::ghost(worker, stage.clone(), self.topology.find(stage), Timestamp(u64::MAX));
+            self.index.move_worker(None, Some(WorkerMark::of(&ghost)));
             self.workers.insert(worker, ghost);
         }
     }
@@ -346,7 +345,7 @@ impl Sched {
         let Some(known) = self.workers.get(&worker) else { return };
         let holds = self.index.held_by.contains_key(&Holder::Worker(worker));
         if known.info.is_none() && known.slots.is_empty() && !holds {
-            let mark = WorkerMark::of(&self.topology, known);
+            let mark = WorkerMark::of(known);
             self.index.move_worker(Some(mark), None);
             self.workers.remove(&worker);
         }

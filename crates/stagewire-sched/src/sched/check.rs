@@ -3,7 +3,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Sched;
 use crate::index::{Index, JobMark, WorkerMark};
 use crate::job::{Job, JobState, Phase};
-use crate::timers::Timer;
 use crate::worker::{Slot, Worker};
 
 impl Sched {
@@ -81,6 +80,7 @@ impl Sched {
         let held = used(|slot| slot != Slot::Reserved);
         let adds_up = worker.free() + reserved + held == worker.advertised();
         ensure(adds_up, "free + reserved + held is not advertised")?;
+        ensure(worker.counts_add_up(), "its slots are counted wrongly")?;
         if !worker.is_attached() {
             let idle = worker.tokens(|slot| slot != Slot::Running).count() == 0 && worker.unclaimed.is_empty();
             ensure(idle, "it is away and still has offers or is waited for to stop")?;
@@ -105,13 +105,12 @@ impl Sched {
         let mut index = Index::new(&self.topology);
         let mut stopping = BTreeMap::new();
         for job in self.jobs.values() {
-            index.move_job(None, Some(&JobMark::of(&self.topology, &self.limits, job)));
+            index.move_job(None, Some(&JobMark::of(&self.topology, &self.limits, job, Vec::new())));
         }
         for worker in self.workers.values() {
-            index.move_worker(None, Some(WorkerMark::of(&self.topology, worker)));
+            index.move_worker(None, Some(WorkerMark::of(worker)));
             for (token, slot) in &worker.slots {
-                let timer = Timer::Stop(worker.incarnation, *token);
-                index.timers.set(slot.stop_deadline(), timer);
+                index.timers.set_stop(slot.stop_deadline(), worker.incarnation, *token);
                 if slot.is_stopping() {
                     *stopping.entry(token.job).or_default() += 1;
                 }

@@ -6,7 +6,6 @@ use super::Sched;
 use crate::job::{Job, JobState, Phase};
 use crate::queue::Rank;
 use crate::topology::StageIndex;
-use crate::worker::{Slot, Worker};
 use crate::{WaitCause, Waiting};
 
 impl Sched {
@@ -74,18 +73,11 @@ impl Sched {
             return WaitCause::Draining;
         }
         let queue = &self.index.queues[stage.get()];
-        let class = self.topology.class_index(&job.terms.class);
+        let class = job.class;
         let (ahead, others) = (queue.ahead(class, &rank), queue.len() - queue.len_of(class));
-        let pool = || {
-            self.workers
-                .values()
-                .filter(|worker| worker.stage == *self.topology.name(stage))
-        };
-        let attached = || pool().filter(|worker| worker.is_attached() && !worker.draining);
-        if attached().next().is_none() {
-            return WaitCause::NoWorker {
-                away: count(pool().filter(|worker| !worker.is_attached()).count()),
-            };
+        let pool = queue.pool;
+        if pool.workers == 0 {
+            return WaitCause::NoWorker { away: pool.away };
         }
         if !self.has_credit(stage) {
             return WaitCause::Credit {
@@ -98,24 +90,20 @@ impl Sched {
         if !queue.free.is_empty() {
             return WaitCause::Dispatch { ahead, others };
         }
-        let used = |usage: fn(Slot) -> bool| count(attached().map(|worker| worker.tokens(usage).count()).sum());
-        let paused = || attached().filter(|worker| worker.paused_until.is_some() && worker.free() > 0);
+        let paused = queue
+            .paused
+            .iter()
+            .rev()
+            .filter_map(|(_, worker)| self.workers.get(worker));
         WaitCause::Slot {
             ahead,
             others,
-            advertised: attached().map(Worker::advertised).sum(),
-            running: used(|slot| slot == Slot::Running),
-            reserved: used(|slot| slot == Slot::Reserved),
-            stopping: used(Slot::is_stopping),
-            paused: paused().map(Worker::free).sum(),
-            declined: paused()
-                .filter(|worker| worker.declined.is_some())
-                .max_by_key(|worker| worker.paused_until)
-                .and_then(|worker| worker.declined.clone()),
+            advertised: pool.advertised,
+            running: pool.running,
+            reserved: pool.reserved,
+            stopping: pool.stopping,
+            paused: pool.paused,
+            declined: paused.filter_map(|worker| worker.declined.clone()).next(),
         }
     }
-}
-
-fn count(number: usize) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
 }

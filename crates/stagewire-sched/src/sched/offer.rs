@@ -27,14 +27,13 @@ impl Sched {
         };
         let mut plan = Plan::new(self, now);
         plan.effect(Effect::Offer(self.offer(job, stage, worker, token)));
-        plan.change(job.id, |job| {
-            job.push(Event::Offered {
-                token,
-                stage: self.topology.name(stage).clone(),
-                worker,
-                price: self.estimates[stage.get()].predict(rank.shape),
-            });
-        });
+        let event = Event::Offered {
+            token,
+            stage: self.topology.name(stage).clone(),
+            worker,
+            price: self.estimates[stage.get()].predict(rank.shape),
+        };
+        plan.begin(token, stage, worker, event);
         Some(plan.decision)
     }
 
@@ -110,13 +109,15 @@ impl Sched {
         self.attached(worker)?;
         let mut plan = Plan::new(self, now);
         match self.phase_of(worker, token) {
-            Some((stage, Phase::Offered(_))) => plan.change(token.job, |job| {
-                job.push(Event::AttemptGranted {
+            Some((stage, Phase::Offered(_))) => {
+                let event = Event::AttemptGranted {
                     token,
                     stage: self.topology.name(stage).clone(),
                     worker,
-                });
-            }),
+                };
+                plan.effect(Effect::Grant { worker, token });
+                plan.begin(token, stage, worker, event);
+            }
             // Said twice; perhaps the grant got lost.
             Some((_, Phase::Running(_))) => plan.effect(Effect::Grant { worker, token }),
             _ => return Err(Refusal::Stale { worker, token }),

@@ -87,6 +87,37 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Adds an event that begins something in one stage, an offer or a grant. Nothing follows from either for the job, so
+    /// it is not copied to see.
+    pub(super) fn begin(&mut self, token: Token, stage: StageIndex, worker: Incarnation, event: Event) {
+        let kind = match event {
+            Event::AttemptGranted { .. } => NoticeKind::Running,
+            _ => NoticeKind::Offered,
+        };
+        #[cfg(debug_assertions)]
+        let all = {
+            let mut plan = Plan::new(self.sched, self.now);
+            plan.change(token.job, |job| job.push(event.clone()));
+            plan.decision
+        };
+        #[cfg(debug_assertions)]
+        let begun = self.decision.effects.len();
+        self.push(event);
+        self.effect(Effect::Job(JobNotice {
+            job: token.job,
+            stage: Some(self.sched.topology.name(stage).clone()),
+            attempt: Some(token.attempt),
+            worker: Some(worker),
+            kind,
+        }));
+        #[cfg(debug_assertions)]
+        assert_eq!(
+            (&self.decision.events, &self.decision.effects[begun..]),
+            (&all.events, &all.effects[..]),
+            "something follows"
+        );
+    }
+
     /// A superseded attempt has stopped.
     pub(super) fn stopped(&mut self, worker: Incarnation, token: Token) {
         let event = Event::AttemptStopped { worker, token };
@@ -205,10 +236,6 @@ impl JobPlan<'_, '_> {
                 let failure = Failure::new(stagewire_core::ErrorClass::Fenced, "offer.withdrawn", message);
                 self.cancel_attempt(*token, failure);
             }
-            Event::AttemptGranted { token, worker, .. } => {
-                let (worker, token) = (*worker, *token);
-                self.plan.effect(Effect::Grant { worker, token });
-            }
             Event::AttemptCompleted { token, handovers, .. } => {
                 if let Some(worker) = self.job.worker_of(*token) {
                     self.plan.effect(Effect::Accepted { worker, token: *token });
@@ -292,7 +319,7 @@ impl JobPlan<'_, '_> {
         for stage in self.plan.sched.topology.indices() {
             let run = self.job.run(stage);
             let old = before.map(|job| &job.run(stage).phase);
-            if old.is_some_and(|old| old.name() == run.phase.name() && old.token() == run.phase.token()) {
+            if old.is_some_and(|old| old.position() == run.phase.position() && old.token() == run.phase.token()) {
                 continue;
             }
             let (phase, kind) = match (old, &run.phase) {

@@ -1,17 +1,20 @@
 use stagewire_core::Timestamp;
 
 use super::Sched;
-use crate::timers::Timer;
+use crate::timers::{Due, Timer};
 use crate::{Decision, Event};
 
 impl Sched {
     /// The next thing that is due: a deadline that has passed, then what a worker brought back in vain, then a job too many
     /// to remember, then an offer. One thing each time, so that a decision stays small.
     pub(super) fn poll(&self, now: Timestamp) -> Decision {
-        if let Some((deadline, timer)) = self.index.timers.first()
+        if let Some((deadline, due)) = self.index.timers.first()
             && deadline <= now
         {
-            return self.due(now, timer);
+            return match due {
+                Due::Stop(worker, token) => self.evict(now, worker, token),
+                Due::Timer(timer) => self.due(now, timer),
+            };
         }
         self.settle_holdings()
             .or_else(|| self.forget_one())
@@ -22,7 +25,6 @@ impl Sched {
     fn due(&self, now: Timestamp, timer: Timer) -> Decision {
         match timer {
             Timer::Away(worker) => self.worker_away_too_long(now, worker),
-            Timer::Stop(worker, token) => self.evict(now, worker, token),
             Timer::Resume(worker) => Decision {
                 events: vec![Event::WorkerResumed { worker }],
                 ..Decision::default()

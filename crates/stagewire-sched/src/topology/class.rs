@@ -16,7 +16,7 @@ pub struct ClassSpec {
 }
 
 /// Position of a class in [`Topology::classes`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct ClassIndex(u8);
 
 impl ClassIndex {

@@ -11,14 +11,13 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use stagewire_core::{Incarnation, JobId, Timestamp};
-use stagewire_sched::{IdempotencyKey, Input, Job, Outcome, Phase, Sched, StageRun, Urgency};
+use stagewire_sched::{IdempotencyKey, Input, Job, JobState, Outcome, Phase, Sched, StageRun, Urgency};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::ApiError;
 use super::{App, Shared, body, query, waiting};
 use crate::nearest::known;
-use crate::snapshot::JOB_STATES;
 
 /// Header that makes a submission repeatable.
 const KEY: &str = "idempotency-key";
@@ -147,8 +146,8 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 pub(super) async fn list(State(app): Shared, uri: Uri) -> Result<Json<Value>, ApiError> {
     let mut query = query::read(&uri, &["state", "limit", "before"])?;
     let state = query.remove("state");
-    if let Some(state) = state.as_deref().filter(|state| !JOB_STATES.contains(state)) {
-        let hint = known(state, "the states are", JOB_STATES);
+    if let Some(state) = state.as_deref().filter(|state| !JobState::NAMES.contains(state)) {
+        let hint = known(state, "the states are", JobState::NAMES);
         return Err(query::wrong(format!("there is no state {}{hint}", query::shown(state))));
     }
     let before = query.get("before").map(|before| id(before)).transpose()?;

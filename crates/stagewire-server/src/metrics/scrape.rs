@@ -46,12 +46,15 @@ impl Scrape {
         for (state, count) in &self.snapshot.jobs {
             jobs.get_or_create(&vec![("state", (*state).to_owned())]).set(*count);
         }
-        let [phases, workers, slots, payloads, payload_bytes, oldest] =
+        let [phases, queued, workers, slots, payloads, payload_bytes, oldest] =
             std::array::from_fn(|_| Family::<Labels, Level>::default());
         for stage in &self.snapshot.stages {
             let label = |name, value: &str| vec![("stage", stage.name.to_string()), (name, value.to_owned())];
             for (phase, count) in &stage.phases {
                 phases.get_or_create(&label("phase", phase)).set(*count);
+            }
+            for (class, count) in &stage.queued {
+                queued.get_or_create(&label("class", class.as_str())).set(*count);
             }
             let attached = stage.workers.iter().filter(|worker| worker.attached).count() as u64;
             workers.get_or_create(&label("link", "attached")).set(attached);
@@ -73,6 +76,11 @@ impl Scrape {
                 "sched_stage_jobs_count",
                 "Stages of jobs that have not ended, by phase",
                 phases,
+            ),
+            (
+                "sched_queued_count",
+                "Jobs that wait for a worker or a credit, by class",
+                queued,
             ),
             ("sched_workers_count", "Workers, by whether their stream is up", workers),
             ("sched_slots_count", "Slots of workers, by use", slots),

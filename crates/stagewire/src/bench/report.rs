@@ -89,6 +89,7 @@ impl Report {
                 Goal::RatioAtLeast(least) => ratio.median >= least,
                 Goal::RatioAtMost(most) => ratio.median <= most,
                 Goal::AtMost(most) => value.median <= most,
+                Goal::AtLeast(least) => value.median >= least,
             }),
         };
         self.push(case.name, case.metric, Figures::Measured(Box::new(measured)));
@@ -98,6 +99,7 @@ impl Report {
     pub(crate) fn count(&mut self, name: String, metric: &'static str, value: f64, unit: &'static str, target: Target) {
         let met = match target.goal {
             Goal::AtMost(most) => value <= most,
+            Goal::AtLeast(least) => value >= least,
             Goal::ExcessMs(_) | Goal::RatioAtLeast(_) | Goal::RatioAtMost(_) => false,
         };
         let measured = Measured {

@@ -14,10 +14,11 @@ Examples:
   stagewire bench connector
   stagewire bench store
   stagewire bench kv
+  stagewire bench sched
   stagewire bench transfer --quick
   stagewire bench transfer --only 'shm copy' --json transfer.json";
 
-/// Measure what moving bytes between processes costs on this machine, beside a memcpy of the same bytes
+/// Measure what moving bytes between processes costs on this machine, and how fast the scheduler decides
 ///
 /// Needs no server. The times are medians over pairs that are measured right after each other. A target that is missed
 /// is printed as such and is no failure of the command.
@@ -32,7 +33,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u16).range(21..))]
     pairs: u16,
 
-    /// Fewer cases, in about a minute (`transfer`, `store`)
+    /// Fewer cases, in about a minute (`transfer`, `store`, `sched`)
     #[arg(long)]
     quick: bool,
 
@@ -49,8 +50,10 @@ pub(crate) async fn run(args: BenchArgs, output: &Output) -> Result<Exit, Fault>
     if args.name == Name::Quick && args.only.is_some() {
         return Err(Fault::usage("--only is not for `stagewire bench quick`"));
     }
-    if !matches!(args.name, Name::Transfer | Name::Store) && args.quick {
-        return Err(Fault::usage("--quick is for `stagewire bench transfer` and `store`"));
+    if !matches!(args.name, Name::Transfer | Name::Store | Name::Sched) && args.quick {
+        return Err(Fault::usage(
+            "--quick is for `stagewire bench transfer`, `store` and `sched`",
+        ));
     }
     let options = Options {
         pairs: args.pairs.into(),

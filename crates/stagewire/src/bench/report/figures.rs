@@ -39,6 +39,8 @@ pub(crate) enum Goal {
     RatioAtMost(f64),
     /// In the unit of the row.
     AtMost(f64),
+    /// In the unit of the row.
+    AtLeast(f64),
 }
 
 /// How times are shown.
