@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
-use stagewire_kv::{Component, Engine, Geometry, Pair, Plan, PlanRequest, handshake};
+use stagewire_kv::{Component, Engine, Geometry, Pair, Plan, PlanRequest, dtype, handshake};
 
 use crate::error::{invalid, raise_from};
 
@@ -33,7 +33,7 @@ impl ComponentArguments {
         Ok(Component {
             kind: self.kind.parse().map_err(|error| wrong(&error))?,
             layout: self.layout.parse().map_err(|error| wrong(&error))?,
-            dtype: self.dtype.parse().map_err(|error| wrong(&error))?,
+            dtype: dtype(&self.dtype).map_err(|error| wrong(&error))?,
             name: self.name,
             layers: self.layers,
             kv_heads: self.kv_heads,

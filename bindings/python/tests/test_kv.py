@@ -126,6 +126,16 @@ def test_layers_are_paired_by_id() -> None:
         kv.handshake(layers([10, 20]), layers([10, 30]))
 
 
+def test_types_go_by_what_they_are() -> None:
+    def stored(dtype: Any) -> kv.Engine:
+        return kv.Engine(tp_size=1, page_size=1, components=[kv.Component("a", layers=1, k_dim=1, dtype=dtype)])
+
+    kv.handshake(stored("fp8_e4m3"), stored("torch.float8_e4m3fn"))
+    kv.handshake(stored("float8_e8m0fnu"), stored(np.dtype(np.uint8)))
+    with pytest.raises(kv.Incompatible, match="float8_e4m3fn of 1 bytes at prefill and float8_e5m2 of 1 bytes"):
+        kv.handshake(stored("fp8_e4m3"), stored("fp8_e5m2"))
+
+
 def test_engines_meet_as_bytes() -> None:
     hello = engine(4).to_bytes()
     assert kv.handshake(engine(2), hello).routes() == kv.handshake(engine(2), engine(4)).routes()

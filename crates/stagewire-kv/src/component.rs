@@ -30,7 +30,7 @@ pub struct Component {
     #[serde(default)]
     pub v_dim: u32,
     /// Type of an element as it is stored: resolved, not `auto`.
-    #[serde(with = "dtype")]
+    #[serde(with = "crate::dtype")]
     pub dtype: DType,
     /// Past tokens that the next one attends to, where that is not all: Hugging Face's `sliding_window - 1`.
     #[serde(default)]
@@ -124,20 +124,5 @@ impl Component {
             ));
         }
         Ok(())
-    }
-}
-
-/// Element types by PyTorch's names.
-mod dtype {
-    use serde::{Deserialize, Deserializer, Serializer, de};
-    use stagewire_core::DType;
-
-    pub(super) fn serialize<S: Serializer>(dtype: &DType, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(dtype.name())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DType, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        name.parse().map_err(de::Error::custom)
     }
 }

@@ -37,6 +37,7 @@
 
 mod buffers;
 mod component;
+mod dtype;
 mod engine;
 mod geometry;
 mod handshake;
@@ -49,6 +50,7 @@ mod refusal;
 mod window;
 
 pub use component::{Component, MAX_LAYERS};
+pub use dtype::dtype;
 pub use engine::{Engine, Geometry, MAX_TP, VERSION};
 pub use geometry::GeometryError;
 pub use handshake::handshake;

@@ -65,7 +65,7 @@ class Component:
         kv_heads: KV heads of the model, all ranks together, replicas not counted.
         k_dim: Elements of one head of K; the whole latent for ``mla``.
         v_dim: Elements of one head of V; 0 where there is no V buffer.
-        dtype: The type that is stored, by PyTorch's name or as ``torch.bfloat16``.
+        dtype: The type that is stored: ``torch.bfloat16``, its name, or what ``--kv-cache-dtype`` takes; not ``auto``.
         window: Past tokens that the next one attends to: Hugging Face's ``sliding_window - 1``.
         kind: ``mha``, ``mla``, ``block_scale``, ``mamba`` or ``dsa``.
         layout: ``nhd``, ``hnd``, ``vectorized_5d`` or ``page_major``.
@@ -93,7 +93,7 @@ class Component:
         put = object.__setattr__
         for what in ("name", "kind", "layout"):
             text(what, getattr(self, what))
-        put(self, "dtype", str(self.dtype).removeprefix("torch."))
+        put(self, "dtype", text("dtype", str(self.dtype)))
         for what in ("layers", "kv_heads", "k_dim", "v_dim"):
             put(self, what, _size(what, getattr(self, what)))
         for what in ("window", "scales"):
