@@ -57,7 +57,7 @@ pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Resul
     match name {
         Name::Quick => quick::run(options.pairs).await,
         Name::Connector => connector::run(options, output).await,
-        Name::Kv => kv::run(options),
+        Name::Kv => kv::run(options).await,
         Name::Store => store::run(options, output).await,
         Name::Sched => sched::run(options).await,
         Name::Transfer => transfer::run(options, output).await,

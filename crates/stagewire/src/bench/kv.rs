@@ -1,17 +1,20 @@
 //! Planning a KV-cache transfer: gpt-oss-120b, 8192 tokens, prefill at TP 1, decode at TP 4.
 //!
 //! A plan begins with page tables and ends with its rows in memory, proof included. Nothing moves. The fragmented tables
-//! have no two pages that follow each other on both sides; that is the worst case.
+//! have no two pages that follow each other on both sides; that is the worst case. The planner in NumPy makes columns as
+//! the peers' do, in a process of its own that runs meanwhile; that it plans the same is checked.
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use serde_json::json;
 use stagewire_core::DType;
 use stagewire_kv::{Component, Descriptor, Engine, Geometry, Pair, Plan, PlanRequest, handshake};
 
 use super::Options;
+use super::peers::{self, Driver};
 use super::report::{Case, Goal, Report, Target, Unit};
 use super::stats::Pairs;
 use crate::exit::Fault;
@@ -29,7 +32,7 @@ struct Tables {
     dst: Vec<i64>,
 }
 
-pub(super) fn run(options: &Options) -> Result<Report, Fault> {
+pub(super) async fn run(options: &Options) -> Result<Report, Fault> {
     let pair = pair()?;
     let one_run = Tables {
         name: "one page run",
@@ -48,6 +51,7 @@ pub(super) fn run(options: &Options) -> Result<Report, Fault> {
         offered: BTreeSet::new(),
     };
     bench.expanded(&fragmented)?;
+    bench.numpy(&fragmented).await?;
     for tables in [&fragmented, &one_run] {
         bench.strided(tables)?;
     }
@@ -124,6 +128,55 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// The same, beside a planner in NumPy.
+    async fn numpy(&mut self, tables: &Tables) -> Result<(), Fault> {
+        let name = format!("plan, one pair, expanded, {}, beside NumPy", tables.name);
+        if !self.wants(&name) {
+            return Ok(());
+        }
+        let started = match peers::python() {
+            Ok(python) => Driver::spawn(&python, "planner", &[&numpy_spec(tables)]).await?,
+            Err(why) => Err(why),
+        };
+        let mut driver = match started {
+            Ok(driver) => driver,
+            Err(why) => {
+                self.report.skip(name, "time per descriptor", why);
+                return Ok(());
+            }
+        };
+        let mut rows: Vec<Descriptor> = Vec::new();
+        let mut pairs = Pairs::default();
+        for round in 0..WARM_UP + self.options.pairs {
+            let begin = Instant::now();
+            rows.clear();
+            plan(&self.pair, tables, 2)?.descriptors_into(&mut rows);
+            black_box(&rows);
+            let ours = begin.elapsed();
+            let theirs = driver.time("plan").await?;
+            if round >= WARM_UP {
+                pairs.push(ours, theirs);
+            }
+        }
+        let sums = driver.order(&json!({"do": "sums"})).await?;
+        let sum = |offset: fn(&Descriptor) -> u64| rows.iter().map(offset).sum::<u64>();
+        let ours = json!({"count": rows.len(), "sums": [sum(|row| row.src_off), sum(|row| row.dst_off)]});
+        ensure_same(&ours, &sums)?;
+        driver.end().await;
+        let count = u32::try_from(rows.len()).context("too many rows")?;
+        self.report.add(
+            Case {
+                name,
+                metric: "time per descriptor",
+                unit: Unit::NanosecondsEach { count },
+                reference: "columns of NumPy".to_owned(),
+                target: None,
+            },
+            &pairs,
+        );
+        Ok(())
+    }
+
     /// One record for each run of pages, beside the same plan expanded.
     fn strided(&mut self, tables: &Tables) -> Result<(), Fault> {
         let name = format!("plan, one pair, strided, {}", tables.name);
@@ -181,6 +234,24 @@ impl Bench<'_> {
         self.report.count(case, "records", records.into(), "records", target);
         Ok(())
     }
+}
+
+/// The slices of decode rank 2 for the planner in NumPy: heads 4 and 5 of 8, which are all of that rank's.
+fn numpy_spec(tables: &Tables) -> String {
+    let (head, page) = (64 * 2, 64);
+    let side = |pages: &[i64], heads: u64, first: u64| json!([pages, page * heads * head, first * head]);
+    let pool = |from: usize| json!([side(&tables.src[from..], 8, 4), side(&tables.dst[from..], 2, 0)]);
+    // The window of 127 tokens begins in the last page but one.
+    let pools = [pool(0), pool(tables.src.len() - 2)];
+    json!({"page": page, "buffers": 36, "nbytes": 2 * head, "pools": pools}).to_string()
+}
+
+fn ensure_same(ours: &serde_json::Value, theirs: &serde_json::Value) -> anyhow::Result<()> {
+    ensure!(
+        ours == theirs,
+        "the planner in NumPy plans something else: {theirs} instead of {ours}"
+    );
+    Ok(())
 }
 
 fn plan(pair: &Pair, tables: &Tables, dst_rank: u32) -> anyhow::Result<Plan> {

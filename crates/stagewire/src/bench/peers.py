@@ -316,6 +316,39 @@ class StoreClient:
         return {"exact": exact}
 
 
+class Planner:
+    """A KV-cache planner of the peers' kind: a descriptor for each token of each buffer, in columns of NumPy.
+
+    Address, length and device of both sides, as SGLang hands them to NIXL. Which slices: page tables, bytes of a page
+    and of the part before the slice on both sides, bytes of the slice.
+    """
+
+    def __init__(self, spec):
+        spec = json.loads(spec)
+        self.page, self.buffers, self.nbytes = spec["page"], spec["buffers"], spec["nbytes"]
+        self.pools = [
+            [(np.array(pages, np.uint64), item, skip) for pages, item, skip in pool] for pool in spec["pools"]
+        ]
+
+    def columns(self, pages, item, skip):
+        tokens = np.arange(self.page, dtype=np.uint64) * np.uint64(item // self.page) + np.uint64(skip)
+        offsets = (pages[:, None] * np.uint64(item) + tokens).ravel()
+        nbytes, device = np.full_like(offsets, self.nbytes), np.zeros_like(offsets)
+        # Every buffer has a base of its own; 0 here, so that the addresses are the offsets.
+        layers = [np.column_stack((np.uint64(0) + offsets, nbytes, device)) for _ in range(self.buffers)]
+        return np.vstack(layers)
+
+    def plan(self):
+        def make():
+            self.sides = [np.vstack([self.columns(*pool[side]) for pool in self.pools]) for side in (0, 1)]
+
+        return {"nanos": timed(make)}
+
+    def sums(self):
+        """Of the addresses, to see that these are the descriptors that were asked for."""
+        return {"count": len(self.sides[0]), "sums": [int(side[:, 0].sum()) for side in self.sides]}
+
+
 def store_client(master, segment_bytes):
     from mooncake.store import MooncakeDistributedStore
 
@@ -344,7 +377,7 @@ def end_with_parent():
 
 
 def main():
-    libraries = {"mooncake": Mooncake, "nixl": Nixl, "lender": Lender, "store": StoreClient}
+    libraries = {"mooncake": Mooncake, "nixl": Nixl, "lender": Lender, "store": StoreClient, "planner": Planner}
     try:
         library = libraries[sys.argv[1]](*sys.argv[2:])
     except Exception as error:
