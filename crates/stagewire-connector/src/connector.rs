@@ -174,9 +174,7 @@ impl Connector {
     /// # Errors
     /// [`PublishError`]; nothing is held then.
     pub fn publish(&self, spec: PublishSpec, tensors: Vec<Memory>) -> Result<Publication, PublishError> {
-        let publication = self.open(spec, tensors)?;
-        publication.seal();
-        Ok(publication)
+        self.begin(spec, tensors, true)
     }
 
     /// Publishes a payload whose chunks become visible one by one, by [`Publication::ready`]. The bytes of a chunk
@@ -185,6 +183,10 @@ impl Connector {
     /// # Errors
     /// [`PublishError`]; nothing is held then.
     pub fn open(&self, spec: PublishSpec, tensors: Vec<Memory>) -> Result<Publication, PublishError> {
+        self.begin(spec, tensors, false)
+    }
+
+    fn begin(&self, spec: PublishSpec, tensors: Vec<Memory>, complete: bool) -> Result<Publication, PublishError> {
         let shared = &self.shared;
         if shared.is_closed() {
             return Err(PublishError::Closed { request: spec.request });
@@ -218,6 +220,9 @@ impl Connector {
             (TransferMode::P2p, Mode::Auto, Some(consumer)) => Plan::StoreWithout(consumer),
             _ => Plan::Stay,
         };
+        if complete {
+            publication.seal();
+        }
         settling.begin(shared, publication.live(), plan, spec.store_within);
         if shared.is_closed() {
             // It closed meanwhile, and may not have seen this payload.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
-use stagewire_core::{Capability, Incarnation, PayloadId, Peer};
+use stagewire_core::{Capability, Handle, Incarnation, PayloadId, Peer};
 use stagewire_transfer::{Network, ProcessWatch};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
@@ -134,16 +134,21 @@ enum Route {
 }
 
 impl Routes {
-    /// Passes a reply on. Who asked may be gone by now.
-    fn hear(&self, reply: Reply) {
+    /// Passes a reply on. Gives back one that nobody waits for any more.
+    fn hear(&self, reply: Reply) -> Option<Reply> {
         let mut routes = lock(&self.0);
-        let Some(routes) = routes.as_mut() else { return };
+        let routes = routes.as_mut()?;
         let id = reply.id();
         if let Some(Route::Watch(heard)) = routes.get(&id) {
             heard.send_modify(|heard| {
                 heard.spoken = true;
                 match reply {
-                    Reply::State { state, .. } => heard.state = state,
+                    Reply::State { state, bytes, .. } => {
+                        heard.state = state;
+                        if !bytes.is_empty() {
+                            heard.bytes = Some(bytes.into());
+                        }
+                    }
                     Reply::Refused { refusal, .. } => heard.refused = Some(refusal),
                     Reply::Finished { .. } => heard.finished = true,
                     Reply::Stored { .. } | Reply::Reserved { .. } => {
@@ -151,8 +156,12 @@ impl Routes {
                     }
                 }
             });
-        } else if let Some(Route::Answer(answer)) = routes.remove(&id) {
-            let _ = answer.send(reply);
+            None
+        } else {
+            match routes.remove(&id) {
+                Some(Route::Answer(answer)) => answer.send(reply).err(),
+                _ => Some(reply),
+            }
         }
     }
 }
@@ -189,14 +198,21 @@ impl Link {
         self.task.abort();
     }
 
-    /// Follows a payload. `moved` says that the handle is one of another holder.
-    pub(crate) fn watch(self: &Arc<Self>, payload: PayloadId, capability: Capability, moved: bool) -> Watching {
+    /// Follows a payload. `moved` says that the handle is one of another holder, `copies` that its bytes may be sent along.
+    pub(crate) fn watch(
+        self: &Arc<Self>,
+        payload: PayloadId,
+        capability: Capability,
+        moved: bool,
+        copies: bool,
+    ) -> Watching {
         let (sender, heard) = watch::channel(Heard::default());
         let id = self.request(Route::Watch(sender), |id| Request::Watch {
             id,
             payload,
             capability,
             moved,
+            copies,
         });
         Watching::new(Arc::clone(self), id, heard)
     }
@@ -213,9 +229,18 @@ impl Link {
             id,
             leaves: true,
         };
-        let answer = answer.await.ok();
+        let mut answer = Answer {
+            link: self,
+            receiver: answer,
+        };
+        let answer = (&mut answer.receiver).await.ok();
         asked.leaves = false;
         answer
+    }
+
+    /// Takes back what an answer tells of that came too late.
+    pub(crate) fn decline(&self, reply: &Reply) {
+        decline(&self.outbox, reply);
     }
 
     /// Asks for room in a store for a put over this connection.
@@ -269,6 +294,34 @@ impl Link {
     }
 }
 
+/// Where an answer comes. One that came, though nobody waits for it any more, is declined.
+struct Answer<'a> {
+    link: &'a Link,
+    receiver: oneshot::Receiver<Reply>,
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        self.receiver.close();
+        if let Ok(reply) = self.receiver.try_recv() {
+            self.link.decline(&reply);
+        }
+    }
+}
+
+fn decline(outbox: &Outbox, reply: &Reply) {
+    if let Reply::Stored {
+        handle,
+        undo: Some(right),
+        ..
+    } = reply
+        && let Ok(handle) = Handle::from_bytes(handle)
+    {
+        let (payload, right) = (handle.payload, *right);
+        outbox.send(wire::encode(&Request::Undo { payload, right }));
+    }
+}
+
 /// A request that somebody waits for, or room that somebody keeps.
 #[derive(Debug)]
 struct Asked {
@@ -319,15 +372,19 @@ async fn run(reader: Reader, outbox: Arc<Outbox>, watch: Option<ProcessWatch>, r
     };
     tokio::select! {
         () = died => {}
-        () = receive(reader, &routes.0) => {}
+        () = receive(reader, &routes.0, &outbox) => {}
         error = outbox.run() => tracing::debug!(%error, "a holder of payloads went away"),
     }
 }
 
-async fn receive(mut reader: Reader, routes: &Routes) {
+async fn receive(mut reader: Reader, routes: &Routes, outbox: &Outbox) {
     while let Some(Ok(frame)) = reader.next().await {
         match wire::decode::<Reply>(&frame) {
-            Ok(reply) => routes.hear(reply),
+            Ok(reply) => {
+                if let Some(late) = routes.hear(reply) {
+                    decline(outbox, &late);
+                }
+            }
             Err(error) => {
                 tracing::warn!(%error, "gave up a connection to a holder of payloads");
                 return;

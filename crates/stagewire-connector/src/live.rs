@@ -42,6 +42,8 @@ pub(crate) struct Live {
     /// The rights of stores that pull the payload, which none but them consumes meanwhile where it is deleted on consume.
     moves: watch::Sender<Vec<(Capability, Arc<Peer>)>>,
     asked: Asked,
+    /// In a store: the rights of the puts that brought it, or found it there, where they may still be undone.
+    puts: Mutex<Option<Vec<Capability>>>,
 }
 
 impl Live {
@@ -63,6 +65,7 @@ impl Live {
             claimed: watch::Sender::new(false),
             moves: watch::Sender::default(),
             asked: Asked::default(),
+            puts: Mutex::default(),
         }
     }
 
@@ -185,6 +188,27 @@ impl Live {
     /// The stores that may have taken it.
     pub(crate) const fn asked(&self) -> &Asked {
         &self.asked
+    }
+
+    /// All of its bytes, where it is complete and has at most `limit`.
+    pub(crate) fn bytes(&self, limit: u64) -> Option<Vec<u8>> {
+        if self.handle.manifest.nbytes().0 > limit || self.phase() != PayloadPhase::Sealed {
+            return None;
+        }
+        let keep = lock(&self.keep).clone();
+        keep?.bytes()
+    }
+
+    /// Says that its producer may undo the put of this right.
+    pub(crate) fn put_with(self, right: Capability) -> Self {
+        *lock(&self.puts) = Some(vec![right]);
+        self
+    }
+
+    /// Says that another put has found it. Whether that may be undone, it returns.
+    pub(crate) fn found_by(&self, right: Capability) -> bool {
+        let mut puts = lock(&self.puts);
+        puts.as_mut().map(|puts| puts.push(right)).is_some()
     }
 
     /// Waits until nobody moves the payload any more.
@@ -366,6 +390,19 @@ impl Table {
                 .gone
                 .get(payload)
                 .map_or(Refusal::Unknown, Gone::refusal)),
+        }
+    }
+
+    /// Takes back the put of this right; the payload ends where no other put has found it.
+    pub(crate) fn undo(&self, payload: PayloadId, right: Capability) {
+        let Some(live) = self.get(payload) else { return };
+        // Locked until it has ended: a put that finds it meanwhile looks afterwards whether it is still there.
+        let mut puts = lock(&live.puts);
+        let Some(rights) = puts.as_mut() else { return };
+        let before = rights.len();
+        rights.retain(|other| *other != right);
+        if rights.is_empty() && before > 0 {
+            self.release_this(&live, Gone::Released);
         }
     }
 

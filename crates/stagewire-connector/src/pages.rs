@@ -58,6 +58,12 @@ impl Keep for Pages {
         self.digested.as_ref().map(|digested| digested.of(index))
     }
 
+    fn bytes(&self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let readable = self.digested.is_none() && self.regions.iter().all(|region| region.append_to(&mut bytes));
+        readable.then_some(bytes)
+    }
+
     fn close(&self) {
         self.regions.iter().for_each(Region::release);
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{Capability, Handle, Peer, Token, TransferMode};
+use stagewire_core::{Capability, ErrorClass, Failure, Handle, PayloadId, Peer, Token, TransferMode};
 use tokio::time::Instant;
 
 use crate::connector::Shared;
 use crate::link::Reserved;
-use crate::live::{Gone, Live};
+use crate::live::{Claim, Gone, Live};
 use crate::wire::{self, Refusal, Reply, Request};
 use crate::{PutError, PutPlace};
 
@@ -34,6 +34,8 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
     let right = Capability::from_random(rand::random());
     let moving = live.begin_move(right, Arc::new(store.clone()));
     let mut first = false;
+    let mut sent = Sent::of(shared, live, right, &store);
+    let bytes = sent.as_mut().map(|sent| std::mem::take(&mut sent.bytes));
     let exchange = async {
         // Room is reserved on one connection.
         let reserved = reserved.filter(|reserved| reserved.link().is_open());
@@ -45,6 +47,7 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
         let request = |id| Request::Put {
             id,
             handle: live.handle().to_bytes(),
+            bytes: bytes.unwrap_or_default(),
             right,
             token,
             owner: live.owner(),
@@ -53,19 +56,31 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
             reserved: reserved.as_ref().map(Reserved::id),
         };
         first = live.asked().add(&store);
-        Ok(link.ask(request).await)
+        let reply = link.ask(request).await;
+        Ok((link, reply))
     };
     let waited = wait.saturating_add(GRACE);
     let reply = tokio::time::timeout(waited, exchange).await;
     let at = || at(Some(&store));
     let error = match reply {
-        Ok(Ok(Some(Reply::Stored { handle, .. }))) => {
-            let answer = "with a handle that does not decode";
-            let stored = Handle::from_bytes(&handle).map_err(|_| PutError::Protocol { at: at(), answer })?;
-            shared.table().release_this(live, Gone::Moved(Arc::new(store)));
-            return Ok(stored);
+        Ok(Ok((link, Some(reply @ Reply::Stored { .. })))) => {
+            match sent.map_or(Ok(()), |sent| sent.take_over(&store)) {
+                Ok(()) => {
+                    let stored = stored(&reply).ok_or_else(|| {
+                        let answer = "with a handle that does not decode";
+                        PutError::Protocol { at: at(), answer }
+                    })?;
+                    shared.table().release_this(live, Gone::Moved(Arc::new(store)));
+                    return Ok(stored);
+                }
+                Err(_) => {
+                    link.decline(&reply);
+                    let failure = ended(live.handle().payload);
+                    PutError::Refused { at: at(), failure }
+                }
+            }
         }
-        Ok(Ok(reply)) => {
+        Ok(Ok((_, reply))) => {
             if first && matches!(reply, Some(Reply::Refused { .. })) {
                 live.asked().remove(&store);
             }
@@ -90,6 +105,47 @@ pub(crate) fn moved(handle: &Handle, store: &Peer) -> Handle {
         regions: wire::nowhere(&handle.manifest),
         ..handle.clone()
     }
+}
+
+/// A payload whose bytes go to the store with the put. The producer then stands in for the store at its own table.
+struct Sent {
+    bytes: Vec<u8>,
+    claim: Claim,
+}
+
+impl Sent {
+    /// `None` where the store has to pull it: it is large, not complete or not readable here, somebody else is at it, or the
+    /// store is in this very process.
+    fn of(shared: &Shared, live: &Live, right: Capability, store: &Peer) -> Option<Self> {
+        if store.incarnation == shared.peer().incarnation {
+            return None;
+        }
+        let bytes = live.bytes(wire::SENT_ALONG).filter(|bytes| !bytes.is_empty())?;
+        let claim = shared.table().watch(live.handle().payload, right).ok()?;
+        Some(Self { bytes, claim })
+    }
+
+    /// The store has it: nobody else is to have it from now on.
+    fn take_over(self, store: &Peer) -> Result<(), Refusal> {
+        match self.claim.finish() {
+            // By another put of the same payload.
+            Err(Refusal::Moved(to)) if to.incarnation == store.incarnation => Ok(()),
+            finished => finished,
+        }
+    }
+}
+
+fn stored(reply: &Reply) -> Option<Handle> {
+    let Reply::Stored { handle, .. } = reply else {
+        return None;
+    };
+    Handle::from_bytes(handle).ok()
+}
+
+/// Why a store does not keep a payload that its producer does not have any more.
+pub(crate) fn ended(payload: PayloadId) -> Failure {
+    let message = format!("payload {payload} ended, or was asked back, before the store had taken it");
+    Failure::new(ErrorClass::NotFound, "payload.gone", message)
 }
 
 /// Keeps room for a payload in the store, so that it can move there at any time.

@@ -28,10 +28,20 @@ const HELLO_WITHIN: Duration = Duration::from_secs(5);
 /// What a process does with payloads that others put into it.
 #[async_trait]
 pub(crate) trait PutHandler: std::fmt::Debug + Send + Sync {
-    async fn put(&self, request: PutRequest) -> Result<Handle, Failure>;
+    /// Takes a payload. From the moment on when others may find it, nothing is waited for: a future that is dropped has not
+    /// taken it.
+    async fn put(&self, request: PutRequest) -> Result<Taken, Failure>;
 
     /// Keeps room free for a put.
     async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, Failure>;
+}
+
+/// What a store has taken.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) handle: Handle,
+    /// The right with which the put may still be undone.
+    pub(crate) undo: Option<Capability>,
 }
 
 #[derive(Debug)]
@@ -40,6 +50,8 @@ pub(crate) struct PutRequest {
     pub(crate) handle: Handle,
     /// That of the payload, which it keeps.
     pub(crate) capability: Capability,
+    /// All of its bytes; none where the store pulls them.
+    pub(crate) bytes: Vec<u8>,
     pub(crate) token: Option<Token>,
     pub(crate) owner: Owner,
     /// How much of its life is left.
@@ -151,13 +163,17 @@ impl Replies {
     async fn send(&self, reply: &Reply) {
         self.0.send_in_turn(wire::encode(reply)).await;
     }
+
+    fn send_now(&self, reply: &Reply) {
+        self.0.send(wire::encode(reply));
+    }
 }
 
 /// One connection of one consumer process.
 struct Session {
     holder: Arc<Holder>,
     replies: Replies,
-    watches: BTreeMap<u32, (Watched, AbortHandle)>,
+    watches: BTreeMap<u32, (Watched, Option<AbortHandle>)>,
     /// Puts and reservations that were asked for.
     puts: BTreeMap<u32, AbortHandle>,
     /// Room that was reserved and not used yet.
@@ -200,14 +216,17 @@ impl Session {
                 payload,
                 capability,
                 moved,
+                copies,
             } => {
                 let watched = Watched::default();
                 let (table, replies) = (Arc::clone(&self.holder.table), self.replies.clone());
                 let admitted = watched.admit(table.watch(payload, capability));
                 let again = move || table.watch(payload, capability);
-                let task = self
-                    .tasks
-                    .spawn(watch(id, admitted, again, watched.clone(), moved, replies));
+                let watcher = Watcher { id, moved, copies };
+                let mut watching = Box::pin(watch(watcher, admitted, again, watched.clone(), replies));
+                // The first answer, where it needs not be waited for, goes out before another thread is woken for the rest.
+                let goes_on = futures::poll!(&mut watching).is_pending();
+                let task = goes_on.then(|| self.tasks.spawn(watching));
                 self.watches.insert(id, (watched, task));
             }
             Request::Finish { id } => {
@@ -217,7 +236,7 @@ impl Session {
                 };
                 if let Some(finished) = finished {
                     // What the payload was brought back for is over: the watch would keep it in memory.
-                    if let Some((_, task)) = self.watches.remove(&id) {
+                    if let Some((_, Some(task))) = self.watches.remove(&id) {
                         task.abort();
                     }
                     self.reply(reply_to_end(id, finished)).await;
@@ -226,7 +245,9 @@ impl Session {
             Request::Leave { id } => {
                 if let Some((watched, task)) = self.watches.remove(&id) {
                     watched.leave();
-                    task.abort();
+                    if let Some(task) = task {
+                        task.abort();
+                    }
                 }
                 if let Some(put) = self.puts.remove(&id) {
                     put.abort();
@@ -264,6 +285,7 @@ impl Session {
             Request::Put {
                 id,
                 handle,
+                bytes,
                 right,
                 token,
                 owner,
@@ -273,13 +295,14 @@ impl Session {
             } => {
                 let (holder, replies) = (Arc::clone(&self.holder), self.replies.clone());
                 let reservation = reserved.and_then(|id| lock(&self.reserved).remove(&id));
-                let task = self.tasks.spawn(async move {
+                let mut putting = Box::pin(async move {
                     let request = |handle: Handle| PutRequest {
                         capability: handle.capability,
                         handle: Handle {
                             capability: right,
                             ..handle
                         },
+                        bytes,
                         token,
                         owner,
                         expires: expires_ms.map(Duration::from_millis),
@@ -287,11 +310,16 @@ impl Session {
                         reservation,
                     };
                     let reply = put(id, &holder, &handle, request).await;
-                    // The connection may have ended; its tasks end with it.
-                    replies.send(&reply).await;
+                    // At once: who is told to leave it has either not taken it, or answered.
+                    replies.send_now(&reply);
                 });
-                self.puts.insert(id, task);
+                // One that needs not wait needs no task either.
+                if futures::poll!(&mut putting).is_pending() {
+                    let task = self.tasks.spawn(putting);
+                    self.puts.insert(id, task);
+                }
             }
+            Request::Undo { payload, right } => self.holder.table.undo(payload, right),
         }
         self.puts.retain(|_, put| !put.is_finished());
     }
@@ -311,9 +339,10 @@ async fn put(id: u32, holder: &Holder, handle: &[u8], request: impl FnOnce(Handl
         Err(error) => Err(error.to_failure()),
     };
     match stored {
-        Ok(handle) => Reply::Stored {
+        Ok(Taken { handle, undo }) => Reply::Stored {
             id,
             handle: handle.to_bytes(),
+            undo,
         },
         Err(failure) => Reply::Refused {
             id,
@@ -335,13 +364,19 @@ fn reply_to_end(id: u32, finished: Result<(), Refusal>) -> Reply {
     }
 }
 
+/// What a consumer asked for.
+struct Watcher {
+    id: u32,
+    moved: bool,
+    copies: bool,
+}
+
 /// Serves one consumer that was let in, or will be once the payload has stopped moving.
 async fn watch(
-    id: u32,
+    Watcher { id, moved, copies }: Watcher,
     mut admitted: Result<Arc<Live>, Barred>,
     again: impl Fn() -> Result<Claim, Barred>,
     watched: Watched,
-    moved: bool,
     replies: Replies,
 ) {
     let live = loop {
@@ -361,7 +396,7 @@ async fn watch(
         return;
     }
     // Held as long as this consumer is there: what it reads stays in memory.
-    let _brought = match live.bring().await {
+    let brought = match live.bring().await {
         Ok(brought) => brought,
         Err(failure) => {
             let refusal = Refusal::Failed(failure);
@@ -372,20 +407,31 @@ async fn watch(
     };
     let regions = moved.then(|| live.handle().regions.clone());
     let states = live.subscribe();
+    let whole = brought
+        .as_ref()
+        .filter(|_| copies && live.handle().manifest.nbytes().0 <= wire::SENT_ALONG);
+    let bytes = whole.map(|brought| brought.bytes(live.handle())).unwrap_or_default();
     drop(live);
-    report(id, states, regions, &replies).await;
+    report(id, states, regions, bytes, &replies).await;
 }
 
 /// Tells a consumer how its payload comes on, until it can only end one way. `regions` are told where the state says
-/// nothing else.
-async fn report(id: u32, mut states: watch::Receiver<State>, regions: Option<Vec<RegionRef>>, replies: &Replies) {
+/// nothing else, `bytes` with the first state.
+async fn report(
+    id: u32,
+    mut states: watch::Receiver<State>,
+    regions: Option<Vec<RegionRef>>,
+    mut bytes: Vec<u8>,
+    replies: &Replies,
+) {
     loop {
         let mut state = states.borrow_and_update().clone();
         if state.regions.is_none() {
             state.regions.clone_from(&regions);
         }
         let last = matches!(state.end, Some(End::Failed(_) | End::Released));
-        replies.send(&Reply::State { id, state }).await;
+        let bytes = std::mem::take(&mut bytes);
+        replies.send(&Reply::State { id, state, bytes }).await;
         if last || states.changed().await.is_err() {
             return;
         }

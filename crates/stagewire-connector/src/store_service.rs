@@ -18,7 +18,8 @@ use stagewire_transfer::{Target, empty_region};
 
 use crate::connector::Shared;
 use crate::live::{Brought, Gone, Keep, Live};
-use crate::serve::{PutHandler, PutRequest};
+use crate::put::ended;
+use crate::serve::{PutHandler, PutRequest, Taken};
 use crate::{Connector, ConsumeOptions, Consumer, Owner};
 use label::Label;
 
@@ -71,11 +72,12 @@ impl StoreService {
         }
     }
 
-    /// Pulls the payload in. Returns the handle of what is here now.
-    async fn take(&self, request: PutRequest) -> Result<Handle, Failure> {
+    /// Takes the payload in. Returns the handle of what is here now.
+    async fn take(&self, request: PutRequest) -> Result<Taken, Failure> {
         let PutRequest {
             handle,
             capability,
+            bytes,
             token,
             owner,
             expires,
@@ -91,18 +93,86 @@ impl StoreService {
         object.reservation = reservation;
         object.retention = retention(owner);
         object.label = Label::new(&handle, capability, owner, owner.life(expires)).encode();
-        let mut draft = match self.store.create(object).await {
+        let draft = match self.store.create(object).await {
             Ok(draft) => draft,
             // The answer to an earlier put was lost.
-            Err(StoreError::Exists { sealed: true, .. }) => return existing(&shared, &handle, capability).await,
+            Err(StoreError::Exists { sealed: true, .. }) => {
+                return existing(&shared, &handle, capability, !bytes.is_empty()).await;
+            }
             Err(error) => return Err(error.to_failure()),
         };
 
+        let arriving = Arriving {
+            store: self.store.clone(),
+            draft,
+            handle,
+            capability,
+            owner,
+            expires,
+        };
+        if bytes.is_empty() {
+            arriving.pull(shared, wait).await
+        } else {
+            arriving.write(&shared, &bytes).await
+        }
+    }
+}
+
+/// A payload whose bytes are still to come.
+struct Arriving {
+    store: HostStore,
+    draft: Box<dyn Draft>,
+    /// As the producer lets the store pull it.
+    handle: Handle,
+    capability: Capability,
+    owner: Owner,
+    expires: Option<Duration>,
+}
+
+impl Arriving {
+    /// Keeps a payload whose bytes came with it, until its producer says that it ended meanwhile.
+    async fn write(mut self, shared: &Arc<Shared>, mut bytes: &[u8]) -> Result<Taken, Failure> {
+        let (found, expected) = (bytes.len() as u64, self.handle.manifest.nbytes().0);
+        if found != expected {
+            let message = format!(
+                "the put of payload {} came with {found} of {expected} bytes",
+                self.handle.payload
+            );
+            return Err(Failure::new(ErrorClass::Invalid, "store.bytes", message));
+        }
+        for (part, tensor) in self.handle.manifest.tensors().enumerate() {
+            let (here, rest) = bytes.split_at(tensor.nbytes().0 as usize);
+            let room = self.draft.bytes_mut(part).map_err(|error| error.to_failure())?;
+            room.copy_from_slice(here);
+            bytes = rest;
+        }
+        let right = self.handle.capability;
+        // It waits for nothing once the object is sealed, nor does what follows.
+        let object = self.draft.seal().await.map_err(|error| error.to_failure())?;
+        let payload = self.handle.payload;
+        let keep = Stored::new(&self.store, payload);
+        let handle = here(shared, self.handle, self.capability, &*object);
+        let live = Live::new(handle.clone(), self.owner, Arc::new(keep)).put_with(right);
+        match shared.hold(live, self.expires) {
+            Some(publication) => publication.seal(),
+            None => return Err(conflict(payload)),
+        }
+        if !self.store.has(payload) {
+            // Discarded in the meantime: its producer must not rely on this store.
+            shared.table().release(payload, Gone::Released);
+            return Err(ended(payload));
+        }
+        let undo = Some(right);
+        Ok(Taken { handle, undo })
+    }
+
+    /// Has its producer's bytes copied here.
+    async fn pull(mut self, shared: Arc<Shared>, wait: Duration) -> Result<Taken, Failure> {
         let mut destinations = Vec::new();
-        for (part, tensor) in handle.manifest.tensors().enumerate() {
+        for (part, tensor) in self.handle.manifest.tensors().enumerate() {
             let target = match tensor.nbytes().0 {
                 0 => Target::allocate(0).map(Arc::new).map_err(|error| error.to_failure()),
-                _ => draft.target(part).map_err(|error| error.to_failure()),
+                _ => self.draft.target(part).map_err(|error| error.to_failure()),
             };
             destinations.push(target?);
         }
@@ -111,66 +181,58 @@ impl StoreService {
             deadline: Some(wait),
             ..ConsumeOptions::default()
         };
-        let consumer = Consumer::new(Arc::clone(&shared), handle.clone(), options);
+        let consumer = Consumer::new(Arc::clone(&shared), self.handle.clone(), options);
         let mut consumer = consumer.map_err(|error| error.to_failure())?;
-        for _ in 0..handle.manifest.chunks() {
+        for _ in 0..self.handle.manifest.chunks() {
             consumer.next().await.map_err(|error| error.to_failure())?;
         }
         consumer.let_go().await;
         let taking = Taking {
-            store: self.store.clone(),
-            draft,
+            arriving: self,
             consumer,
-            handle,
-            capability,
-            owner,
-            expires,
         };
         // From here on it is not given up half-way: whether the store has the payload, its producer decides.
         let taken = shared.runtime().spawn(taking.commit(Arc::clone(&shared)));
-        taken.await.map_err(|_| closed())?
+        let handle = taken.await.map_err(|_| closed())??;
+        Ok(Taken { handle, undo: None })
     }
 }
 
-/// A payload whose bytes are all here.
+/// A payload whose bytes are all here, pulled from its producer.
 struct Taking {
-    store: HostStore,
-    draft: Box<dyn Draft>,
+    arriving: Arriving,
     consumer: Consumer,
-    /// As the producer lets the store pull it.
-    handle: Handle,
-    capability: Capability,
-    owner: Owner,
-    expires: Option<Duration>,
 }
 
 impl Taking {
     /// Keeps it from now on, unless its producer has ended it meanwhile. Returns the handle of what is here now.
     async fn commit(mut self, shared: Arc<Shared>) -> Result<Handle, Failure> {
-        let (payload, producer) = (self.handle.payload, self.handle.holder.incarnation);
-        let object = self.draft.seal().await.map_err(|error| error.to_failure())?;
-        let keep = Stored::new(&self.store, payload);
+        let Arriving {
+            store,
+            draft,
+            handle,
+            capability,
+            owner,
+            expires,
+        } = self.arriving;
+        let (payload, producer) = (handle.payload, handle.holder.incarnation);
+        let object = draft.seal().await.map_err(|error| error.to_failure())?;
+        let keep = Stored::new(&store, payload);
         if shared.peer().incarnation == producer {
             // A producer in this very process makes room for its payload's new place.
-            let store = Arc::new(shared.peer().clone());
-            if !shared.table().release(payload, Gone::Moved(store)) {
+            let here = Arc::new(shared.peer().clone());
+            if !shared.table().release(payload, Gone::Moved(here)) {
                 return Err(ended(payload));
             }
         }
-        let stored = Handle {
-            mode: TransferMode::Store,
-            holder: shared.peer().clone(),
-            capability: self.capability,
-            regions: regions(&*object),
-            ..self.handle
-        };
-        let live = Live::new(stored.clone(), self.owner, Arc::new(keep));
+        let stored = here(&shared, handle, capability, &*object);
+        let live = Live::new(stored.clone(), owner, Arc::new(keep));
         // Nothing is awaited between the seal and this: what is sealed is held, or taken away again.
-        match shared.hold(live, self.expires) {
+        match shared.hold(live, expires) {
             Some(publication) => publication.seal(),
             None => return Err(conflict(payload)),
         }
-        if self.store.get(payload).await.is_err() {
+        if store.get(payload).await.is_err() {
             // Discarded in the meantime: its producer must not rely on this store.
             shared.table().release(payload, Gone::Released);
             return Err(ended(payload));
@@ -185,8 +247,20 @@ impl Taking {
     }
 }
 
-/// The handle of a payload that is here already, for who may read it.
-async fn existing(shared: &Shared, handle: &Handle, capability: Capability) -> Result<Handle, Failure> {
+/// The handle of a payload that is in the store now.
+fn here(shared: &Shared, handle: Handle, capability: Capability, object: &dyn Object) -> Handle {
+    Handle {
+        mode: TransferMode::Store,
+        holder: shared.peer().clone(),
+        capability,
+        regions: regions(object),
+        ..handle
+    }
+}
+
+/// The handle of a payload that is here already, for who may read it. `sent` says that its bytes came once more, and that
+/// the put may be undone, if those before it could be.
+async fn existing(shared: &Shared, handle: &Handle, capability: Capability, sent: bool) -> Result<Taken, Failure> {
     let live = shared
         .table()
         .get(handle.payload)
@@ -198,7 +272,17 @@ async fn existing(shared: &Shared, handle: &Handle, capability: Capability) -> R
     if let Some(brought) = live.bring().await? {
         found.regions = brought.regions;
     }
-    Ok(found)
+    let undo = (sent && live.found_by(handle.capability)).then_some(handle.capability);
+    if undo.is_some() && !shared.table().has(&live) {
+        // A put before this one was undone meanwhile.
+        return Err(Failure::new(
+            ErrorClass::Unavailable,
+            "store.lost",
+            "the payload was taken back just now; put it again",
+        ));
+    }
+    let handle = found;
+    Ok(Taken { handle, undo })
 }
 
 /// What the store may do with a payload of this owner when it needs room.
@@ -238,11 +322,6 @@ fn closed() -> Failure {
     Failure::new(ErrorClass::Unavailable, "store.closed", "the store is shutting down")
 }
 
-fn ended(payload: PayloadId) -> Failure {
-    let message = format!("payload {payload} ended, or was asked back, before the store had taken it");
-    Failure::new(ErrorClass::NotFound, "payload.gone", message)
-}
-
 fn conflict(payload: PayloadId) -> Failure {
     let message = format!("the store has another payload under the id {payload}");
     Failure::new(ErrorClass::Conflict, "store.exists", message)
@@ -250,7 +329,7 @@ fn conflict(payload: PayloadId) -> Failure {
 
 #[async_trait]
 impl PutHandler for StoreService {
-    async fn put(&self, request: PutRequest) -> Result<Handle, Failure> {
+    async fn put(&self, request: PutRequest) -> Result<Taken, Failure> {
         self.take(request).await
     }
 
@@ -300,7 +379,7 @@ impl Keep for Stored {
         let object = self.store.get(self.payload).await.map_err(|error| error.to_failure())?;
         Ok(Some(Brought {
             regions: regions(&*object),
-            _object: object,
+            object,
         }))
     }
 }

@@ -9,8 +9,9 @@
 //!        ◀───────────────────────── State(id) whenever it changes, until it ends; or Refused(id)
 //! Finish(id) | Leave(id) ─────────▶
 //!        ◀───────────────────────── Finished(id), after Finish
-//! Put(id, handle, token) ─────────▶
+//! Put(id, handle, bytes, token) ──▶
 //!        ◀───────────────────────── Stored(id) | Refused(id)
+//! Undo(payload, right) ───────────▶ where a payload that came with its bytes is not to be kept after all
 //! Reserve(id, bytes) ─────────────▶
 //!        ◀───────────────────────── Reserved(id) | Refused(id); room for a put, until it, or Leave(id)
 //! Release(id, payload, capability) ▶
@@ -29,10 +30,14 @@ use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use crate::Owner;
 
 /// Version of everything below; both sides refuse another one.
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 const MAGIC: [u8; 4] = *b"SWC\n";
 /// A handle holds a manifest, whose metadata may be large; the rest of a frame is small.
 const MAX_FRAME: usize = MAX_METADATA + (16 << 20);
+
+/// Payloads of at most so many bytes go along with the put, and with the answer to who reads them from a store: to have the
+/// other side pin and pull them takes further exchanges.
+pub(crate) const SENT_ALONG: u64 = 64 << 10;
 
 /// Who this process is, on the payload socket.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +73,8 @@ pub(crate) enum Request {
         capability: Capability,
         /// The handle is one of another holder, or does not say where the bytes are: the consumer must be told.
         moved: bool,
+        /// The consumer copies: where there are at most [`SENT_ALONG`] bytes and all are complete, it may be sent them at once.
+        copies: bool,
     },
     /// The consumer has every byte that it wants.
     Finish { id: u32 },
@@ -84,8 +91,12 @@ pub(crate) enum Request {
     Put {
         id: u32,
         /// `stagewire_core::Handle::to_bytes`. The payload keeps its capability, so that this handle finds it in the store.
+        #[serde(with = "raw")]
         handle: Vec<u8>,
-        /// With which the store pulls the payload from its producer.
+        /// All of its bytes, tensor after tensor, where they are few; none where the store pulls them.
+        #[serde(with = "raw")]
+        bytes: Vec<u8>,
+        /// With which the store pulls the payload from its producer, and with which that one undoes the put.
         right: Capability,
         token: Option<Token>,
         owner: Owner,
@@ -95,15 +106,37 @@ pub(crate) enum Request {
         /// The id under which room was reserved for it.
         reserved: Option<u32>,
     },
+    /// Takes back a put of a payload that came with its bytes: its producer ended it before it heard of it. Has no answer.
+    Undo { payload: PayloadId, right: Capability },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    State { id: u32, state: State },
-    Finished { id: u32 },
-    Stored { id: u32, handle: Vec<u8> },
-    Reserved { id: u32 },
-    Refused { id: u32, refusal: Refusal },
+    State {
+        id: u32,
+        state: State,
+        /// All bytes of the payload, tensor after tensor; most often none.
+        #[serde(with = "raw")]
+        bytes: Vec<u8>,
+    },
+    Finished {
+        id: u32,
+    },
+    Stored {
+        id: u32,
+        #[serde(with = "raw")]
+        handle: Vec<u8>,
+        /// The right of the put with which who asked takes it back where it does not want it any more. Of a payload that the
+        /// store has pulled, that is settled.
+        undo: Option<Capability>,
+    },
+    Reserved {
+        id: u32,
+    },
+    Refused {
+        id: u32,
+        refusal: Refusal,
+    },
 }
 
 impl Reply {
@@ -246,6 +279,34 @@ pub(crate) fn codec() -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder().max_frame_length(MAX_FRAME).new_codec()
 }
 
+/// Bytes as one piece: serde takes them for a list of numbers by itself.
+mod raw {
+    use serde::de::{Error, Visitor};
+    use serde::{Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(bytes)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        deserializer.deserialize_byte_buf(Raw)
+    }
+
+    struct Raw;
+
+    impl Visitor<'_> for Raw {
+        type Value = Vec<u8>;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("bytes")
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Vec<u8>, E> {
+            Ok(bytes.to_vec())
+        }
+    }
+}
+
 /// Frames from the other side, over either socket.
 pub(crate) type Reader = FramedRead<Box<dyn AsyncRead + Send + Unpin>, LengthDelimitedCodec>;
 /// Frames to the other side.
@@ -295,6 +356,7 @@ mod tests {
             payload: "00000000-0000-0000-0000-000000000009".parse().expect("an id"),
             capability: Capability::from_random([3; 16]),
             moved: true,
+            copies: false,
         });
         for len in 0..frame.len() {
             assert!(decode::<Request>(&frame[..len]).is_err(), "{len} bytes decoded");

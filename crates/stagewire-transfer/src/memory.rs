@@ -5,6 +5,7 @@ use std::any::Any;
 use std::fmt;
 use std::mem;
 use std::ptr::NonNull;
+use std::slice;
 use std::sync::Arc;
 
 use stagewire_core::Device;
@@ -76,6 +77,18 @@ impl Memory {
         mem::discriminant(self) == mem::discriminant(part)
             && self.device() == part.device()
             && inside().is_some_and(|end| end <= self.len())
+    }
+
+    /// Appends its bytes, which must be announced: nobody may write them any more. `false` where it is memory of a device.
+    pub(crate) fn append_to(&self, bytes: &mut Vec<u8>) -> bool {
+        if self.device() != Device::Cpu || self.may_change() {
+            return false;
+        }
+        let (ptr, len) = (self.as_ptr().as_ptr(), self.len() as usize);
+        // SAFETY: the memory is initialised and kept by `self`; whoever lent it promised that announced bytes are not
+        // written any more.
+        bytes.extend_from_slice(unsafe { slice::from_raw_parts(ptr, len) });
+        true
     }
 
     /// Whether peers may write it.

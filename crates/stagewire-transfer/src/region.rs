@@ -77,6 +77,13 @@ impl Region {
         self.table.set_open(self.key(), false);
     }
 
+    /// Appends its bytes, which it keeps in place meanwhile as a reader would. `false` where it was released, its bytes may
+    /// still change, or this process cannot read them.
+    pub fn append_to(&self, bytes: &mut Vec<u8>) -> bool {
+        let hold = self.table.hold(self.key());
+        hold.is_some_and(|hold| hold.memory().append_to(bytes))
+    }
+
     /// As [`Region::idle`], for longer than the region is kept.
     pub fn once_idle(&self) -> impl Future<Output = ()> + Send + use<> {
         let (table, key) = (self.table.clone(), self.key());

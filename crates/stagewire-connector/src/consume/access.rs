@@ -8,7 +8,8 @@ use std::time::Duration;
 use futures::future::{join_all, try_join_all};
 use stagewire_core::{Chunking, Handle, Peer, Record, RegionRef, Run, TensorSpec};
 use stagewire_transfer::{
-    ConnectError, ConnectOptions, Mapping, Pinned, Target, TargetError, TransferError, TransferOptions, Transport,
+    Borrowed, ConnectError, ConnectOptions, Mapping, Pinned, Target, TargetError, TransferError, TransferOptions,
+    Transport,
 };
 
 use super::view::{ChunkView, ViewMemory};
@@ -109,6 +110,8 @@ enum Source {
     Empty,
     Mapped(Mapping),
     Pulled(Pulled),
+    /// All of it came with the holder's answer.
+    Sent(Arc<Target>),
 }
 
 /// A tensor that is copied, chunk by chunk.
@@ -151,6 +154,9 @@ fn record(spec: &TensorSpec, chunking: Option<Chunking>, chunks: Range<u32>) -> 
     };
     Some(run.record().merged())
 }
+
+/// The path of what was sent along with an answer.
+const SENT: &str = "socket";
 
 /// How a consumer wants the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -208,6 +214,36 @@ impl Access {
         })
     }
 
+    /// Fills the rooms with what the holder has sent along, tensor after tensor: there is nothing to pin.
+    pub(super) async fn sent(
+        handle: &Handle,
+        regions: &[RegionRef],
+        rooms: &[Room],
+        mut bytes: &[u8],
+    ) -> Result<Self, AccessError> {
+        let mut sources = Vec::with_capacity(rooms.len());
+        for (spec, room) in handle.manifest.tensors().zip(rooms) {
+            let len = spec.nbytes().0;
+            let (here, rest) = bytes.split_at_checked(len as usize).unwrap_or_default();
+            bytes = rest;
+            if len == 0 {
+                sources.push(Source::Empty);
+                continue;
+            }
+            let target = room.target(len)?;
+            // Which refuses what is too short.
+            target.fill(&Borrowed::from(here.to_vec()).into()).await?;
+            sources.push(Source::Sent(target));
+        }
+        Ok(Self {
+            copied: false,
+            sources,
+            regions: regions.to_vec(),
+            path: SENT.to_owned(),
+            deadline: None,
+        })
+    }
+
     /// Whether these are the regions that are held.
     pub(super) fn is_of(&self, regions: &[RegionRef]) -> bool {
         self.regions == regions
@@ -218,7 +254,7 @@ impl Access {
         self.copied
     }
 
-    /// The transports that carry the bytes: `shm`, `cma`, `cma+shm`, `tcp`; empty where there are no bytes.
+    /// The transports that carry the bytes, or [`SENT`]: `shm`, `cma`, `cma+shm`, `tcp`; empty where there are no bytes.
     pub(super) fn path(&self) -> &str {
         &self.path
     }
@@ -257,7 +293,9 @@ impl Access {
                 let memory = match source {
                     Source::Empty => ViewMemory::Empty,
                     Source::Mapped(mapping) => ViewMemory::Mapped(mapping.clone()),
-                    Source::Pulled(pulled) => ViewMemory::Target(Arc::clone(&pulled.target)),
+                    Source::Pulled(Pulled { target, .. }) | Source::Sent(target) => {
+                        ViewMemory::Target(Arc::clone(target))
+                    }
                 };
                 ChunkView::new(spec, slice, memory)
             });

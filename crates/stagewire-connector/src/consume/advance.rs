@@ -7,7 +7,7 @@ use futures::FutureExt;
 use stagewire_core::{Classify, ErrorClass, Handover, RegionRef, Timestamp, TransferMode};
 use stagewire_transfer::{ConnectError, TransferError};
 
-use super::access::{Access, AccessError};
+use super::access::{Access, AccessError, Way};
 use super::progress::{AHEAD_OF_HOST, Batch, Landed, Slot};
 use super::pump::Pump;
 use super::seek::Sought;
@@ -119,6 +119,18 @@ impl Consumer {
     /// Asks the holder how the payload comes on, and pins its memory meanwhile. A pin that fails is tried again once the
     /// holder has said that there is something to read: only then does its reason count.
     async fn begin(&mut self) -> Result<(), ConsumeError> {
+        if self.may_be_sent() {
+            let watching = self.watching.insert(self.watch().await?);
+            watching.first_word().await;
+            let heard = watching.heard();
+            if let Some(bytes) = heard.bytes {
+                let regions = heard.state.regions.as_ref().unwrap_or(&self.handle.regions);
+                // Where the destination does not take them, the copy says why.
+                let access = Access::sent(&self.handle, regions, &self.rooms, &bytes).await;
+                self.access = access.ok().map(Arc::new);
+            }
+            return Ok(());
+        }
         let watching = async {
             let watching = self.watch().await?;
             watching.first_word().await;
@@ -128,6 +140,11 @@ impl Consumer {
         self.watching = Some(watching?);
         self.access = access.ok().map(Arc::new);
         Ok(())
+    }
+
+    /// Whether a store may send the bytes along with its first answer.
+    fn may_be_sent(&self) -> bool {
+        self.way == Way::Copied && self.is_stored() && self.handle.manifest.nbytes().0 <= wire::SENT_ALONG
     }
 
     /// The pins, taken where there are none yet.
@@ -226,7 +243,8 @@ impl Consumer {
                 }
             })?;
         let untold = self.is_elsewhere() || self.handle.regions.iter().any(wire::is_nowhere);
-        Ok(link.watch(self.handle.payload, self.handle.capability, untold))
+        let copies = self.may_be_sent() && self.access.is_none();
+        Ok(link.watch(self.handle.payload, self.handle.capability, untold, copies))
     }
 
     fn hear(&mut self, heard: Heard) -> Result<(), ConsumeError> {

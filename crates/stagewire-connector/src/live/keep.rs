@@ -4,7 +4,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use stagewire_core::{Failure, RegionRef};
+use stagewire_core::{Failure, Handle, RegionRef};
 use stagewire_store::Object;
 
 /// Whatever must live as long as the payload can be read: regions, staging memory, an object of a store.
@@ -21,6 +21,11 @@ pub(crate) trait Keep: fmt::Debug + Send + Sync {
     /// Whether a store has it, and not the memory of its producer.
     fn is_stored(&self) -> bool {
         false
+    }
+
+    /// All bytes, tensor after tensor, where this process can read them and they do not change any more.
+    fn bytes(&self) -> Option<Vec<u8>> {
+        None
     }
 
     /// Lets nobody read it who does not yet.
@@ -53,5 +58,15 @@ pub(crate) struct Brought {
     /// Where that is, one region for each tensor.
     pub(crate) regions: Vec<RegionRef>,
     /// What keeps them there.
-    pub(crate) _object: Arc<dyn Object>,
+    pub(crate) object: Arc<dyn Object>,
+}
+
+impl Brought {
+    /// All bytes, tensor after tensor. An object is complete.
+    pub(crate) fn bytes(&self, handle: &Handle) -> Vec<u8> {
+        let parts = (0..handle.manifest.tensors().count()).filter_map(|part| self.object.part(part));
+        let mut bytes = Vec::with_capacity(handle.manifest.nbytes().0 as usize);
+        parts.for_each(|part| bytes.extend_from_slice(part));
+        bytes
+    }
 }

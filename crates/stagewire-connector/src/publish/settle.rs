@@ -1,6 +1,8 @@
 //! What goes on after `publish` has returned: the way into the store, and the watch over the consumer.
 
+use std::future::Future as _;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Handle, Peer, TransferMode};
@@ -66,7 +68,17 @@ impl Settling {
         let all = Arc::clone(&shared);
         let task = match plan {
             Plan::Stay => return self.stay(&live),
-            Plan::Store => all.spawn_move(async move { settling.store(&shared, &live, wait).await }),
+            Plan::Store => {
+                let mut storing = Box::pin(async move { settling.store(&shared, &live, wait).await });
+                let entered = all.runtime().enter();
+                // What can go at once is on its way before another thread is woken to follow it.
+                let first = storing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                drop(entered);
+                if first.is_ready() {
+                    return;
+                }
+                all.spawn_move(storing)
+            }
             Plan::StoreWithout(consumer) => {
                 all.spawn_move(async move { settling.guard(&shared, &live, &consumer, wait).await })
             }

@@ -95,6 +95,7 @@ async fn a_repeated_put_proves_its_right() {
                 ..first.clone()
             },
             capability,
+            bytes: Vec::new(),
             token: None,
             owner: Owner::Lease(Lease::Pinned),
             expires: None,
@@ -104,7 +105,7 @@ async fn a_repeated_put_proves_its_right() {
         world.service.put(request)
     };
     let found = again(first.capability, manifest(4)).await;
-    assert_eq!(found.expect("it is there"), stored);
+    assert_eq!(found.expect("it is there").handle, stored);
     let forged = Capability::from_random([8; 16]);
     for (capability, manifest) in [
         (forged, manifest(4)),
@@ -144,5 +145,89 @@ async fn a_store_speaks_for_the_one_before_it_only() {
         }
         let error = world.producer.release_handle(&dead).await.expect_err("nobody knows");
         assert!(matches!(error, ReleaseError::StoreLost { .. }), "{error}");
+    }
+}
+
+/// A put whose bytes came along is taken back by its right, and only where no other put relies on it.
+#[tokio::test]
+async fn a_put_is_undone_unless_another_has_found_it() {
+    let world = World::new().await;
+    let first = world.publication.handle().clone();
+    let put = |right: u8, len: usize| {
+        let request = PutRequest {
+            handle: Handle {
+                capability: Capability::from_random([right; 16]),
+                ..first.clone()
+            },
+            capability: first.capability,
+            bytes: vec![1; len],
+            token: None,
+            owner: Owner::Lease(Lease::Pinned),
+            expires: None,
+            wait: Duration::ZERO,
+            reservation: None,
+        };
+        world.service.put(request)
+    };
+    let (payload, table) = (first.payload, world.keeper.shared().table());
+    let undo = |right: u8| table.undo(payload, Capability::from_random([right; 16]));
+    for len in [3, 5] {
+        let refused = put(7, len).await.expect_err("other bytes than the manifest says");
+        assert_eq!(
+            (refused.class, refused.reason.as_str()),
+            (ErrorClass::Invalid, "store.bytes")
+        );
+        assert!(!world.service.store().has(payload), "half of it is there");
+    }
+    for right in [7, 8] {
+        let taken = put(right, 4).await.expect("there is room");
+        assert_eq!(taken.undo, Some(Capability::from_random([right; 16])));
+    }
+    for other in [7, 9, 7] {
+        undo(other);
+        assert_eq!(world.keeper.live(), [payload], "undone for the put that found it");
+    }
+    undo(8);
+    assert!(world.keeper.live().is_empty() && !world.service.store().has(payload));
+}
+
+/// Whenever its future is dropped: a put that comes again is not taken back with the one before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_that_was_given_up_does_not_take_the_next_one_along() {
+    let world = World::new().await;
+    world.put().await;
+    world.keeper.release(world.publication.handle().payload);
+    for round in 0..300_u64 {
+        let spec = PublishSpec::new("r", manifest(4), Lease::Pinned);
+        let publication = world
+            .producer
+            .publish(spec, vec![Borrowed::from(vec![round as u8; 4]).into()]);
+        let publication = publication.expect("room");
+        let handle = publication.handle().clone();
+        let store = || world.producer.store(&handle, None, Duration::from_secs(5));
+        for early in 0..2 {
+            // From not begun at all to answered already.
+            let mut putting = Box::pin(store());
+            for _ in 0..(round + early) % 6 {
+                if futures::poll!(&mut putting).is_ready() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+        if world.producer.live().is_empty() {
+            // The one that was given up was answered.
+            assert_eq!(world.keeper.live(), [handle.payload]);
+        } else {
+            store().await.expect("there is room");
+        }
+        // What comes after whatever was still on its way has found the payload in its place.
+        let options = ConsumeOptions::within(Duration::from_secs(5));
+        let mut consumer = world.producer.consume(handle.clone(), options).expect("a consumer");
+        let found = consumer.fetch_all().await.expect("it is in the store");
+        assert_eq!(found.tensors[0].to_vec(), [round as u8; 4]);
+        drop((consumer, found));
+        world.producer.release_handle(&handle).await.expect("it is there");
+        assert!(world.keeper.live().is_empty() && !world.service.store().has(handle.payload));
     }
 }

@@ -126,7 +126,7 @@ async fn another_version_is_told_ours() {
     let world = World::new().await;
     let peer = world.connector.peer();
     // 0 is the welcome, 1 names the version.
-    for (version, expected) in [(3, vec![0]), (1, vec![1, 3])] {
+    for (version, expected) in [(4, vec![0]), (3, vec![1, 4])] {
         let stream = UnixStream::connect(&peer.socket).await.expect("it listens");
         let mut frames = Framed::new(stream, LengthDelimitedCodec::new());
         frames
@@ -167,7 +167,7 @@ async fn a_holder_of_another_version_is_named() {
             ConsumeError::Link {
                 source: LinkError::Version {
                     found: 9,
-                    expected: 3,
+                    expected: 4,
                     ..
                 },
                 ..

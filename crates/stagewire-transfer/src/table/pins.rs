@@ -63,6 +63,39 @@ impl Drop for Place {
     }
 }
 
+/// A region's memory, read by the process whose it is.
+pub(crate) struct OwnHold {
+    // Goes first, as in [`Hold`].
+    memory: Memory,
+    _place: Place,
+}
+
+impl OwnHold {
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+}
+
+impl Table {
+    /// Keeps a region in place for this very process to read it; `None` where it was released, or its bytes may change.
+    pub(crate) fn hold(self: &Arc<Self>, key: RegionKey) -> Option<OwnHold> {
+        let mut slots = self.lock();
+        let entry = slots.entry(key).filter(|entry| !entry.released && !entry.open)?;
+        let memory = entry.kept.as_ref()?.memory.clone();
+        if memory.may_change() {
+            return None;
+        }
+        entry.pins += 1;
+        slots.pins_held += 1;
+        drop(slots);
+        let table = Arc::clone(self);
+        Some(OwnHold {
+            memory,
+            _place: Place { table, key },
+        })
+    }
+}
+
 /// The pins of one connection.
 ///
 /// They end one by one, or all together with [`Pins::end`] once the reader has let go or died. Dropped without that

@@ -141,6 +141,7 @@ async fn take(store: &Connector, handle: &[u8], right: stagewire_core::Capabilit
             capability: right,
             ..handle
         },
+        bytes: Vec::new(),
         token: None,
         owner,
         expires: None,
