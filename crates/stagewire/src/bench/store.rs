@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Context;
+use stagewire_transfer::probe::Way;
 
 use self::daemon::Daemon;
 use self::embedded::Embedded;
@@ -71,6 +72,8 @@ impl Act {
 enum Entrant {
     /// The host store, in the process that uses it.
     Embedded,
+    /// A copy of the same bytes and nothing else, which no store can be faster than.
+    Bare(Way),
     /// The host store of `stagewire store`, another process, through a connector.
     Daemon,
     /// All objects of a sample at the same time.
@@ -151,6 +154,10 @@ impl Bench<'_> {
         let [embedded, daemon] = wanted;
         let mut entrants = Vec::new();
         let (own, foreign) = (Entrant::Mooncake(Place::Own), Entrant::Mooncake(Place::Foreign));
+        let limits = [Way::PlainTwice, Way::StreamingTwice].map(Entrant::Bare);
+        if embedded.is_some() && act != Act::Map {
+            entrants.extend(limits);
+        }
         entrants.extend(
             embedded
                 .as_ref()
@@ -161,6 +168,16 @@ impl Bench<'_> {
         entrants.extend(daemon.as_ref().map(|_| Entrant::Daemon));
         entrants.push(foreign);
         let contest = self.contest(act, &entrants).await?;
+        if let (Some(name), Some(limit @ Entrant::Bare(way))) = (&embedded, contest.best(limits)) {
+            let row = Case {
+                name: name.clone(),
+                metric,
+                unit,
+                reference: format!("{}, nothing else", way.name()),
+                target: None,
+            };
+            self.report.add(row, &contest.pairs(Entrant::Embedded, limit));
+        }
         let references = [(Entrant::Embedded, own, embedded.clone())].into_iter().chain([
             (Entrant::Embedded, foreign, embedded),
             (Entrant::Daemon, foreign, daemon),
@@ -258,6 +275,7 @@ impl Bench<'_> {
     async fn once(&mut self, entrant: Entrant, act: Act) -> anyhow::Result<Duration> {
         match (entrant, self.peers.as_mut()) {
             (Entrant::Embedded, _) => self.embedded.once(act).await,
+            (Entrant::Bare(way), _) => self.embedded.bare(way),
             (Entrant::Daemon, _) => self.daemon.once(act, false).await,
             (Entrant::DaemonAtOnce, _) => self.daemon.once(act, true).await,
             (Entrant::Mooncake(place), Some(Ok(peers))) => peers.once(place, act, false).await,

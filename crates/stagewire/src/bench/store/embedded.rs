@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use stagewire_core::{ByteCount, Incarnation, PayloadId};
 use stagewire_store::{HostStore, NewObject, Store, TokenGate};
-use stagewire_transfer::probe::Room;
+use stagewire_transfer::probe::{Probe, Room, Rows, Way};
 use stagewire_transfer::{Borrowed, Host, HostOptions, Memory, Target};
 use uuid::Uuid;
 
@@ -18,6 +18,7 @@ use crate::bench::paint::paint;
 pub(super) struct Embedded {
     host: Arc<Host>,
     store: HostStore,
+    probe: Probe,
     objects: Objects,
     /// Objects that are there to be read.
     kept: Vec<PayloadId>,
@@ -76,6 +77,7 @@ impl Embedded {
         let mut embedded = Self {
             host,
             store,
+            probe: Probe::start()?,
             objects: Objects::default(),
             kept: Vec::new(),
         };
@@ -123,6 +125,16 @@ impl Embedded {
                 Ok(begin.elapsed())
             }
         }
+    }
+
+    /// A copy of the first object's bytes, of which nobody keeps books: what the memory gives.
+    pub(super) fn bare(&mut self, way: Way) -> anyhow::Result<Duration> {
+        let Objects { painted, rooms } = &mut self.objects;
+        let (from, to) = painted.first().zip(rooms.first_mut()).context("nothing is held")?;
+        let to = to.bytes().context("in use")?;
+        let begin = Instant::now();
+        self.probe.copy(way, from, to, Rows::whole(from.len()));
+        Ok(begin.elapsed())
     }
 
     async fn put(&self) -> anyhow::Result<(Vec<PayloadId>, Duration)> {
