@@ -7,11 +7,14 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use stagewire_core::Peer;
 use stagewire_transfer::ProcessWatch;
+use tokio::time::Instant;
 
 use crate::connector::Shared;
 
 /// Pause before a peer that did not answer, or ended a connection, is asked again.
 const AGAIN: Duration = Duration::from_millis(200);
+/// How long a peer of another host may be out of reach, in which it may live on: several times what a connection may take.
+const OUT_OF_REACH: Duration = Duration::from_secs(15);
 
 impl Shared {
     /// Whether a peer is a process of this host.
@@ -32,20 +35,28 @@ impl Shared {
         self.links().has(peer.incarnation) || is_listened_to(&peer.socket)
     }
 
-    /// Waits until a peer is no more: its process has died, or its connector has closed. Of another host, until the
-    /// connection to it ends.
+    /// Waits until a peer is no more: its process has died, or its connector has closed. Of another host, until nothing
+    /// answers where it was, or it was out of reach for [`OUT_OF_REACH`].
     ///
     /// # Cancel safety
     /// Safe.
     pub(crate) async fn lost(&self, peer: &Peer) {
+        let mut reached = Instant::now();
         loop {
             match self.links().to(peer).await {
-                Ok(link) => link.closed().await,
+                Ok(link) => {
+                    link.closed().await;
+                    reached = Instant::now();
+                }
                 Err(error) if error.is_lost() => return,
                 Err(_) => {}
             }
-            // A connection to this host ends for other reasons as well; whether this one is, another tells.
-            if !self.is_here(peer) || !self.is_alive(peer) {
+            // A connection ends for other reasons as well; whether this is one, the next tells.
+            let lost = match self.is_here(peer) {
+                true => !self.is_alive(peer),
+                false => reached.elapsed() >= OUT_OF_REACH,
+            };
+            if lost {
                 return;
             }
             tokio::time::sleep(AGAIN).await;

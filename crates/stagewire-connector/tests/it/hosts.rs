@@ -267,3 +267,32 @@ async fn a_consumer_lost_on_another_host_leaves_its_payload_to_the_store() {
     let mut consumer = world.connector.consume(handle, options).expect("a consumer");
     bundle.check(&consumer.fetch_all().await.expect("the store lives").tensors, None);
 }
+
+/// A consumer on another host that this one cannot talk to is not dead.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_out_of_reach_is_not_lost() {
+    let Some(unshare) = unshare() else {
+        eprintln!("skipped: this user may not make a pid namespace");
+        return;
+    };
+    let world = World::with(|options| options.network.token = Some(Secret::new(TOKEN))).await;
+    let (limit, closed) = (ByteCount(16 << 20), false);
+    let mut keeper = world.second().await;
+    keeper.ask(Ask::ServeStore { limit, closed }).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let run_dir = dir.path().join("run");
+    let mut stranger = Second::start_by(&unshare, &run_dir, &Carrier::DEFAULT, Some("another token")).await;
+    let bundle = Bundle::one(&[10]);
+    let mut spec = PublishSpec::new("request", bundle.manifest(), CONSUMED);
+    spec.mode = Mode::Auto;
+    spec.consumer = Some(stranger.peer().await);
+    let memory = bundle.memory(world.connector.host().arena());
+    let publication = world.connector.publish(spec, memory).expect("there is a store");
+    publication.settled().await.expect("it stays");
+    let moved = tokio::time::timeout(Duration::from_millis(500), publication.released()).await;
+    assert!(moved.is_err() && publication.mode() == TransferMode::P2p);
+    stranger.kill().await;
+    let moved = tokio::time::timeout(PATIENCE, publication.released()).await;
+    moved.expect("its consumer is dead");
+}

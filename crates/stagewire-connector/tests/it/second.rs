@@ -12,7 +12,7 @@ use stagewire_connector::{
     Carrier, Connector, ConnectorOptions, ConsumeOptions, Consumer, Owner, Publication, PublishSpec, StoreService,
 };
 use stagewire_core::{ByteCount, Classify, Failure, Handle, PayloadId, Peer, StageName, Token};
-use stagewire_store::{HostStore, TokenGate};
+use stagewire_store::{HostStore, Store, TokenGate};
 use stagewire_transfer::{NetworkOptions, Secret};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -328,7 +328,12 @@ impl Served {
             Ask::Stats => {
                 self.publications
                     .retain(|payload, _| connector.live().contains(payload));
-                let left = crate::leftovers(&connector.stats()).into_iter();
+                let mut left = crate::leftovers(&connector.stats());
+                let store = self.store.as_ref().map(|service| service.store().usage());
+                // Also room that is reserved, and no object's.
+                let used = store.map_or(0, |usage| usage.used().0);
+                left.extend((used > 0).then_some(("store bytes", used)));
+                let left = left.into_iter();
                 return Ok(Answer::Leftovers(
                     left.map(|(name, count)| (name.to_owned(), count)).collect(),
                 ));
