@@ -97,10 +97,14 @@ impl StoreHost {
         self.service.store().usage()
     }
 
-    /// Ends it, however the server ends. Payloads are those of jobs that have not ended: they are left to the next
+    /// Serves nothing any more.
+    pub(crate) async fn close(&self) {
+        self.connector.close().await;
+    }
+
+    /// Ends it, once it serves nothing, however the server ends. Payloads are those of jobs that have not ended: they are left to the next
     /// server. Without any nothing stays behind.
     pub(crate) async fn leave(&self) {
-        self.connector.close().await;
         match self.service.store().leave().await {
             Ok(left) if left.objects > 0 => {
                 tracing::info!(payloads = left.objects, nbytes = %left.nbytes, "left the store to the next server");

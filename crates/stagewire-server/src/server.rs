@@ -41,6 +41,7 @@ const LONGEST_MESSAGE: usize = 64 << 20;
 const END_REQUESTS: Duration = Duration::from_secs(2);
 const END_TASKS: Duration = Duration::from_millis(500);
 const END_DRIVER: Duration = Duration::from_millis(1500);
+const END_CONNECTIONS: Duration = Duration::from_millis(250);
 const END_STORE: Duration = Duration::from_millis(500);
 
 /// What a server needs to start.
@@ -160,6 +161,7 @@ impl Server {
         };
         let (driver, mut drive) = Drive::new(sched, journal, clock, Arc::new(outlet));
         if let Err(error) = drive.begin().await {
+            store.close().await;
             store.leave().await;
             return Err(error.into());
         }
@@ -288,6 +290,8 @@ impl Parts {
         self.stop.cancel();
         wait("the driver", END_DRIVER, &mut self.drive).await;
         self.drive.abort();
+        wait("the store's connections", END_CONNECTIONS, self.store.close()).await;
+        // Whatever becomes of those: what is not left is lost to the next server.
         wait("the store", END_STORE, self.store.leave()).await;
     }
 }
