@@ -59,7 +59,8 @@ pub struct Recovery {
     pub moved: Share,
     /// Those that are in files.
     pub files: Share,
-    /// Those whose memory is gone, because the keeper had died, too, or whose file is.
+    /// Those whose memory is gone, because the keeper had died, too, or whose file is. After a loss of power there may be
+    /// some among them that had been deleted: deletes of what is in memory are not synced.
     pub lost: Share,
     /// Those whose time was over.
     pub expired: Share,
