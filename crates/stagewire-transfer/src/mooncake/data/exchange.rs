@@ -74,7 +74,7 @@ impl Job<'_> {
     }
 }
 
-/// Counts connections on which requests were begun and neither all answered nor refused: the peer may still do what they
+/// Counts exchanges whose requests were begun and neither all answered nor refused: the peer may still do what they
 /// ask for, however the connection ended.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled(AtomicUsize);

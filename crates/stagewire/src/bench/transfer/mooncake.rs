@@ -1,5 +1,7 @@
 //! Rows of `mooncake`: our client on a Transfer Engine of Mooncake's own wheel, beside the engine's client.
 
+mod bare;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,6 +38,8 @@ enum Entrant {
     /// for them.
     Untuned,
     Raw,
+    /// What the engine gives to anybody.
+    Bare,
     /// `transfer_sync_read`.
     Synchronous,
     /// `batch_transfer_async_read`, then asking until it is done.
@@ -56,6 +60,7 @@ struct Round<'a> {
     rooms: Rooms,
     raw: raw::Client,
     untuned: raw::Client,
+    bare: bare::Client,
     size: u64,
 }
 
@@ -125,6 +130,7 @@ impl Bench<'_> {
             rooms: Rooms::new(size, size)?,
             raw: raw::Client::connect(raw)?,
             untuned: raw::Client::untuned(raw)?,
+            bare: bare::Client::connect(name)?,
             size,
         };
         let contest = round.contest(self.options.pairs).await?;
@@ -133,6 +139,7 @@ impl Bench<'_> {
         for (reference, what, target) in [
             (Entrant::Untuned, untuned.as_str(), (size >= MIB).then_some(RAW)),
             (Entrant::Raw, "raw TCP", None),
+            (Entrant::Bare, "bare client", None),
             (
                 Entrant::Synchronous,
                 "TE sync",
@@ -149,6 +156,14 @@ impl Bench<'_> {
             };
             self.report.add(row, &contest.pairs(Entrant::Pull, reference));
         }
+        let bare = Case {
+            name: format!("mooncake bare client, {}", size_name(size)),
+            metric: "throughput",
+            unit: Unit::GigabytesPerSecond { bytes: size },
+            reference: untuned,
+            target: None,
+        };
+        self.report.add(bare, &contest.pairs(Entrant::Bare, Entrant::Untuned));
         self.owner.release().await
     }
 }
@@ -159,6 +174,7 @@ impl Round<'_> {
             Entrant::Pull,
             Entrant::Untuned,
             Entrant::Raw,
+            Entrant::Bare,
             Entrant::Synchronous,
             Entrant::Submit,
         ];
@@ -166,7 +182,7 @@ impl Round<'_> {
             self.rooms.destination.bytes().context("in use")?.fill(0);
             self.once(entrant).await.with_context(|| format!("{entrant:?}"))?;
             match entrant {
-                Entrant::Pull | Entrant::Untuned | Entrant::Raw => {
+                Entrant::Pull | Entrant::Untuned | Entrant::Raw | Entrant::Bare => {
                     check(&mut self.rooms, &Shape::Whole.record(self.size))?;
                 }
                 Entrant::Synchronous | Entrant::Submit => self.engines.client.check().await?,
@@ -195,6 +211,11 @@ impl Round<'_> {
                 };
                 let destination = self.rooms.destination.bytes().context("in use")?;
                 Ok(raw.read(&mut destination[..self.size as usize])?)
+            }
+            Entrant::Bare => {
+                let destination = self.rooms.destination.bytes().context("in use")?;
+                self.bare
+                    .read(self.source.address, &mut destination[..self.size as usize])
             }
             Entrant::Synchronous => self.engines.client.time("sync").await,
             Entrant::Submit => self.engines.client.time("submit").await,
