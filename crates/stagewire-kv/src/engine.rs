@@ -11,6 +11,9 @@ pub const VERSION: u16 = 1;
 /// Most tensor-parallel ranks of an engine.
 pub const MAX_TP: u32 = 4096;
 
+/// Most pipeline stages of an engine.
+pub const MAX_PP: u32 = 256;
+
 /// What an engine says of itself, unchecked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -67,7 +70,7 @@ impl Engine {
         };
         size("tp_size", geometry.tp_size, MAX_TP)?;
         size("page_size", geometry.page_size, 1 << 20)?;
-        size("pp_size", geometry.pp_size, MAX_TP)?;
+        size("pp_size", geometry.pp_size, MAX_PP)?;
         size("cp_size", geometry.cp_size, MAX_TP)?;
         if geometry.components.is_empty() {
             return Err(GeometryError::NoComponents);
@@ -125,7 +128,11 @@ impl Engine {
         if theirs != VERSION {
             return Err(Incompatible::Version { ours: VERSION, theirs });
         }
-        let geometry: Geometry = postcard::from_bytes(body).map_err(|error| hello(error.to_string()))?;
+        let (geometry, rest): (Geometry, _) =
+            postcard::take_from_bytes(body).map_err(|error| hello(error.to_string()))?;
+        if !rest.is_empty() {
+            return Err(hello(format!("{} bytes follow it", rest.len())));
+        }
         Self::new(geometry).map_err(|error| hello(error.to_string()))
     }
 

@@ -88,7 +88,11 @@ fn models(src: &Component, dst: &Component) -> Result<(), Incompatible> {
             });
         }
     }
-    if layers::pairs(src, dst).is_none() {
+    let pairs = layers::pairs(src, dst);
+    // A page that holds all layers moves as it is, so they must stand in the same order.
+    let as_they_are =
+        |pairs: &Vec<(u32, u32)>| src.layout != Layout::PageMajor || pairs.iter().all(|two| two.0 == two.1);
+    if !pairs.as_ref().is_some_and(as_they_are) {
         let shown = |c: &Component| match &c.layer_ids {
             Some(ids) => format!("{ids:?}"),
             None => format!("0 to {}", c.layers - 1),

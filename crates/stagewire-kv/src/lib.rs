@@ -51,7 +51,7 @@ mod window;
 
 pub use component::{Component, MAX_LAYERS};
 pub use dtype::dtype;
-pub use engine::{Engine, Geometry, MAX_TP, VERSION};
+pub use engine::{Engine, Geometry, MAX_PP, MAX_TP, VERSION};
 pub use geometry::GeometryError;
 pub use handshake::handshake;
 pub use heads::{HeadRange, HeadSlice, divides, owned, slices};

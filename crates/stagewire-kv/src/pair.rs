@@ -83,10 +83,16 @@ impl Pair {
 
     /// The source ranks that `dst_rank` gets bytes from: how many completions it waits for.
     pub fn writers(&self, dst_rank: u32) -> Vec<u32> {
-        let dst = self.decode.geometry();
-        let here = dst_rank % (dst.tp_size * dst.pp_size);
-        let routes = self.routes().into_iter();
-        routes.filter(|route| route.1 == here).map(|route| route.0).collect()
+        let (src, here) = (self.prefill.geometry(), Place::of(dst_rank, self.decode.geometry()));
+        let all = self.components.iter().flat_map(|paired| {
+            let ranks = paired.slices.keys().filter(|tp| tp.1 == here.tp);
+            ranks.flat_map(|tp| {
+                let stages = paired.layers.keys().filter(|stage| stage.1 == here.stage);
+                stages.map(|stage| stage.0 * src.tp_size + tp.0)
+            })
+        });
+        let writers: BTreeSet<_> = all.collect();
+        writers.into_iter().collect()
     }
 
     /// The heads of a component that move between two tensor-parallel ranks, if any.

@@ -117,9 +117,10 @@ impl Plan {
         self.sections.iter().find(|section| section.name == component)
     }
 
-    /// Bytes that move.
+    /// Bytes that move; `u64::MAX` where they are more.
     pub fn nbytes(&self) -> u64 {
-        self.sections.iter().map(Section::nbytes).sum()
+        let sections = self.sections.iter().map(Section::nbytes);
+        sections.fold(0, u64::saturating_add)
     }
 
     /// Number of [`Plan::records`].
@@ -198,10 +199,11 @@ impl Section {
         self.packing
     }
 
-    /// Bytes that move.
+    /// Bytes that move; `u64::MAX` where they are more.
     pub fn nbytes(&self) -> u64 {
         let records = self.buffers.iter().flat_map(|buffer| &buffer.records);
-        records.map(Record::nbytes).sum::<u64>() * self.layers.len() as u64
+        let layer = records.map(Record::nbytes).fold(0, u64::saturating_add);
+        layer.saturating_mul(self.layers.len() as u64)
     }
 
     /// Strided records of all layers.
@@ -281,7 +283,7 @@ fn section(
     let component = &geometry.components[index as usize];
     let state = component.kind == crate::Kind::Mamba;
     let page = paired.buffers.tokens;
-    let range = request.range(paired, geometry, state)?;
+    let (all, range) = request.ranges(paired, geometry, state)?;
     let mut section = Section {
         index,
         name: paired.name.clone(),
@@ -301,6 +303,7 @@ fn section(
         dst: request.table(&paired.name, Side::Decode)?,
         pages: if state { 1 } else { pages_of(request.seq_len, geometry) },
         held: request.prefix(&paired.name) / page,
+        all,
     };
     let cuts: Vec<Cut> = if state {
         tables.whole(0..u64::from(!range.is_empty()), pair)?

@@ -91,8 +91,9 @@ pub enum Incompatible {
         decode_tp: u32,
     },
     #[error(
-        "component {component:?} ({kind}) has no layer ids to find its pipeline stages by: pp_size is {prefill_pp} at \
-         prefill and {decode_pp} at decode, and both must be 1 (tp_size is {prefill_tp} and {decode_tp})"
+        "component {component:?} ({kind}) is not handed over between pipeline stages at these sizes: pp_size is \
+         {prefill_pp} at prefill and {decode_pp} at decode, tp_size is {prefill_tp} and {decode_tp}; use pp_size 1 on both \
+         sides"
     )]
     StatePipeline {
         component: String,
@@ -123,6 +124,28 @@ impl Incompatible {
     pub(crate) fn list(components: &[Component]) -> String {
         let names: Vec<_> = components.iter().map(|c| format!("{} ({})", c.name, c.kind)).collect();
         names.join(", ")
+    }
+
+    fn beside(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Hello { problem, len } => vec![("problem", problem.clone()), ("len", len.to_string())],
+            Self::Model { what, .. } => vec![("field", (*what).to_owned())],
+            Self::HeadSplit { heads, .. } => vec![("heads", heads.to_string())],
+            Self::LayoutTp { layout, .. } => vec![("layout", layout.to_string())],
+            Self::State { kind, .. } => vec![("kind", kind.to_string())],
+            Self::StatePipeline {
+                kind,
+                prefill_tp,
+                decode_tp,
+                ..
+            } => vec![
+                ("kind", kind.to_string()),
+                ("prefill_tp", prefill_tp.to_string()),
+                ("decode_tp", decode_tp.to_string()),
+            ],
+            Self::PipelineSplit { layers, .. } => vec![("layers", layers.to_string())],
+            _ => vec![],
+        }
     }
 
     fn values(&self) -> (Option<&String>, String, String) {
@@ -219,20 +242,22 @@ impl Classify for Incompatible {
         }
     }
 
-    /// `prefill` and `decode` hold both sides' values, `component` the pool where it is one.
+    /// `prefill` and `decode` hold both sides' values, `component` the pool where it is one; `field` says of which model
+    /// property they are, and what the sizes do not go with stands beside them.
     fn details(&self) -> BTreeMap<String, String> {
         let (component, prefill, decode) = self.values();
-        let mut details = BTreeMap::new();
         let (first, second) = match self {
             Self::Version { .. } => ("ours", "theirs"),
-            Self::Hello { .. } => return details,
             _ => ("prefill", "decode"),
         };
-        details.insert(first.to_owned(), prefill);
-        details.insert(second.to_owned(), decode);
-        if let Some(component) = component {
-            details.insert("component".to_owned(), component.clone());
+        let mut details = self.beside();
+        if !matches!(self, Self::Hello { .. }) {
+            details.extend([(first, prefill), (second, decode)]);
         }
+        details.extend(component.map(|name| ("component", name.clone())));
         details
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect()
     }
 }

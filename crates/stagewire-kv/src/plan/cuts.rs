@@ -29,28 +29,30 @@ pub(super) struct Tables<'a> {
     pub(super) pages: u64,
     /// Logical pages of the prefix, which the destination keeps.
     pub(super) held: u64,
+    /// The tokens that move in all chunks of the sequence together.
+    pub(super) all: TokenRange,
 }
 
 impl Tables<'_> {
     /// Cuts of a range of tokens, by destination page: strictly increasing, so that no byte is written twice.
     pub(super) fn cuts(self, range: TokenRange, page: u64, whole: bool, pair: &Pair) -> Result<Vec<Cut>, PlanError> {
-        if range.is_empty() {
-            return self.whole(0..0, pair);
+        let logical = pages(range, page);
+        if logical.is_empty() {
+            return self.whole(logical, pair);
         }
-        let logical = range.start / page..range.end.div_ceil(page);
         let mut cuts = self.resolve(logical.clone(), page, pair)?;
         if !whole {
             let last = cuts.len() - 1;
             cuts[last].hi = range.end - (logical.end - 1) * page;
             cuts[0].lo = range.start - logical.start * page;
         }
-        self.sorted(cuts, logical)
+        self.sorted(cuts, logical, pages(self.all, page))
     }
 
     /// Whole pages of one token each: the state of a request.
     pub(super) fn whole(self, logical: Range<u64>, pair: &Pair) -> Result<Vec<Cut>, PlanError> {
         let cuts = self.resolve(logical.clone(), 1, pair)?;
-        self.sorted(cuts, logical)
+        self.sorted(cuts, logical.clone(), logical)
     }
 
     /// Looks the pages up.
@@ -100,25 +102,41 @@ impl Tables<'_> {
         }
     }
 
-    /// In the order of the destination's pages, none of them twice and none of them a page of the prefix, which others may share.
-    fn sorted(self, mut cuts: Vec<Cut>, logical: Range<u64>) -> Result<Vec<Cut>, PlanError> {
+    /// In the order of the destination's pages. None of them stands for another logical page too, be it one of the prefix,
+    /// which others may share, or one that another chunk brings.
+    fn sorted(self, mut cuts: Vec<Cut>, logical: Range<u64>, all: Range<u64>) -> Result<Vec<Cut>, PlanError> {
         if !cuts.is_sorted_by_key(|cut| cut.dst_page) {
             cuts.sort_by_key(|cut| cut.dst_page);
         }
-        let twice = cuts.windows(2).find(|two| two[0].dst_page == two[1].dst_page);
-        let held = &self.dst[..usize::try_from(self.held.min(self.pages)).expect("a place in a table")];
-        let mut held = held
+        let holds = |&(_, place): &(&i64, u64)| place < self.held || all.contains(&place);
+        let mut others = self
+            .dst
             .iter()
-            .filter_map(|&id| u64::try_from(id).ok().filter(|&page| page > 0));
-        let shared = held.find(|page| cuts.binary_search_by_key(page, |cut| cut.dst_page).is_ok());
-        match twice.map(|two| two[0].dst_page).or(shared) {
-            Some(page) => Err(PlanError::WrittenTwice {
-                component: self.component.to_owned(),
-                page,
-                first: logical.start,
-                end: logical.end,
-            }),
-            None => Ok(cuts),
-        }
+            .zip(0..)
+            .filter(|at| holds(at) && !logical.contains(&at.1))
+            .filter_map(|(&id, _)| u64::try_from(id).ok().filter(|&page| page > 0));
+        let twice = cuts.windows(2).find(|two| two[0].dst_page == two[1].dst_page);
+        let shared = others.find(|page| cuts.binary_search_by_key(page, |cut| cut.dst_page).is_ok());
+        let Some(page) = twice.map(|two| two[0].dst_page).or(shared) else {
+            return Ok(cuts);
+        };
+        let places = self.dst.iter().zip(0..).filter(holds);
+        Err(PlanError::WrittenTwice {
+            component: self.component.to_owned(),
+            page,
+            logical: places
+                .filter_map(|(&id, place)| (u64::try_from(id) == Ok(page)).then_some(place))
+                .take(2)
+                .collect(),
+        })
+    }
+}
+
+/// The logical pages of a range of tokens.
+fn pages(range: TokenRange, page: u64) -> Range<u64> {
+    if range.is_empty() {
+        0..0
+    } else {
+        range.start / page..range.end.div_ceil(page)
     }
 }

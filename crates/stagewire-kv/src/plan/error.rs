@@ -68,15 +68,11 @@ pub enum PlanError {
         page: u64,
         num_pages: u64,
     },
-    #[error(
-        "component {component:?}: page {page} at decode stands twice for logical pages {first} to {end}, or holds a part \
-         of the prefix too"
-    )]
+    #[error("component {component:?}: page {page} at decode stands for two logical pages of the sequence, {logical:?}")]
     WrittenTwice {
         component: String,
         page: u64,
-        first: u64,
-        end: u64,
+        logical: Vec<u64>,
     },
     #[error(
         "component {component:?}: a prefix of {prefix} tokens is no number of whole pages of {page_size} inside {seq_len} \
@@ -143,9 +139,10 @@ impl Classify for PlanError {
                 ("dst_rank", dst_rank.to_string()),
                 ("writers", format!("{writers:?}")),
             ],
-            Self::UnknownComponent { component, .. } | Self::Unproven { component, .. } => {
-                vec![("component", component.clone())]
+            Self::UnknownComponent { component, known } => {
+                vec![("component", component.clone()), ("known", known.clone())]
             }
+            Self::Unproven { component, .. } => vec![("component", component.clone())],
             Self::NoTable { component, side } => vec![("component", component.clone()), ("side", side.to_string())],
             Self::TableLength {
                 component,
@@ -182,9 +179,15 @@ impl Classify for PlanError {
                 ("page", page.to_string()),
                 ("num_pages", num_pages.to_string()),
             ],
-            Self::WrittenTwice { component, page, .. } => {
-                vec![("component", component.clone()), ("page", page.to_string())]
-            }
+            Self::WrittenTwice {
+                component,
+                page,
+                logical,
+            } => vec![
+                ("component", component.clone()),
+                ("page", page.to_string()),
+                ("logical", format!("{logical:?}")),
+            ],
             Self::Prefix {
                 component,
                 prefix,

@@ -8,7 +8,7 @@ use stagewire_core::Record;
 
 use super::cuts::{Cut, Pool};
 use super::error::PlanError;
-use super::shape::Shape;
+use super::shape::{Ends, Shape};
 
 pub(super) fn prove(
     component: &str,
@@ -51,28 +51,21 @@ pub(super) fn prove(
 
 /// What is needed of one page.
 fn block(shape: &Shape, cut: &Cut) -> Record {
-    let src = |token, head| shape.offset(shape.src, cut.src_page, token, shape.src.first + head);
-    let dst = |token, head| shape.offset(shape.dst, cut.dst_page, token, shape.dst.first + head);
     let tokens = cut.hi - cut.lo;
-    let (src_offset, dst_offset) = (src(cut.lo, 0), dst(cut.lo, 0));
-    let record = if shape.head_major {
-        Record {
-            src_offset,
-            dst_offset,
-            width: tokens * shape.head,
-            rows: shape.heads,
-            src_pitch: src(cut.lo, 1) - src_offset,
-            dst_pitch: dst(cut.lo, 1) - dst_offset,
-        }
+    let (width, rows, next) = if shape.head_major {
+        (tokens * shape.head, shape.heads, (0, 1))
     } else {
-        Record {
-            src_offset,
-            dst_offset,
-            width: shape.heads * shape.head,
-            rows: tokens,
-            src_pitch: src(cut.lo + 1, 0) - src_offset,
-            dst_pitch: dst(cut.lo + 1, 0) - dst_offset,
-        }
+        (shape.heads * shape.head, tokens, (1, 0))
+    };
+    // From one row to the next is as far in every page; in the last there can be, the one after the last row has no offset.
+    let pitch = |side: Ends| shape.offset(side, 0, next.0, next.1) - shape.offset(side, 0, 0, 0);
+    let record = Record {
+        src_offset: shape.offset(shape.src, cut.src_page, cut.lo, shape.src.first),
+        dst_offset: shape.offset(shape.dst, cut.dst_page, cut.lo, shape.dst.first),
+        width,
+        rows,
+        src_pitch: pitch(shape.src),
+        dst_pitch: pitch(shape.dst),
     };
     record.merged()
 }
@@ -134,7 +127,6 @@ impl<I: Iterator<Item = Record>> Bytes<I> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::shape::Ends;
     use crate::plan::stride;
 
     fn shape(head_major: bool) -> Shape {

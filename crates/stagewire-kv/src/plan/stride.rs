@@ -65,8 +65,8 @@ fn head_major(shape: &Shape, cuts: &[Cut]) -> Vec<Record> {
         }
         match &mut run {
             Some(run)
-                if run.src_offset + run.rows * src_page == src_offset
-                    && run.dst_offset + run.rows * dst_page == dst_offset =>
+                if src_offset.checked_sub(run.src_offset) == Some(run.rows * src_page)
+                    && dst_offset.checked_sub(run.dst_offset) == Some(run.rows * dst_page) =>
             {
                 run.rows += 1;
             }

@@ -108,6 +108,24 @@ fn layouts_whose_pages_cannot_be_cut() {
     }
 }
 
+/// Their pages move as they are, so layers in another order would land in each other's place.
+#[test]
+fn pages_of_all_layers_need_one_order_of_layers() {
+    let ids = |ids: &[u32]| Component {
+        layout: Layout::PageMajor,
+        layer_ids: Some(ids.to_vec()),
+        ..full()
+    };
+    let prefill = geometry(2, &[ids(&[0, 2, 4, 6])]);
+    refuses(
+        prefill.clone(),
+        geometry(2, &[ids(&[0, 4, 2, 6])]),
+        "kv.layers",
+        ["[0, 2, 4, 6]", "[0, 4, 2, 6]"],
+    );
+    accepts(prefill.clone(), prefill);
+}
+
 #[test]
 fn layouts_that_differ_at_equal_tp() {
     let decode = Component {
@@ -269,7 +287,15 @@ fn different_models() {
             "window" => changed.window = Some(128),
             _ => changed.layers = 5,
         }
-        refused(geometry(1, &[swa()]), geometry(1, &[changed])).reason()
+        let refusal = refused(geometry(1, &[swa()]), geometry(1, &[changed]));
+        // Two numbers alone would not say what differs.
+        if let Some(field) = refusal.details().get("field") {
+            assert!(field.to_lowercase().contains(name), "{field}");
+            assert!(refusal.to_string().contains(field), "{refusal}");
+        } else {
+            assert_eq!(refusal.reason(), "kv.layers");
+        }
+        refusal.reason()
     };
     for name in ["heads", "k", "v", "window"] {
         assert_eq!(change(name), "kv.model");
@@ -316,6 +342,8 @@ fn hellos_cross_processes() {
     for len in 0..bytes.len() {
         assert!(Engine::from_bytes(&bytes[..len]).is_err(), "{len} bytes");
     }
+    let longer = [bytes.as_slice(), &[0]].concat();
+    assert_eq!(Engine::from_bytes(&longer).unwrap_err().reason(), "kv.hello");
     bytes[0] = 2;
     let refusal = Engine::from_bytes(&bytes).unwrap_err();
     assert_eq!(refusal, Incompatible::Version { ours: 1, theirs: 2 });

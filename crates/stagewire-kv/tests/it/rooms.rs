@@ -76,6 +76,86 @@ fn a_page_of_the_prefix_is_never_written() {
     fails(&request, "kv.written_twice");
 }
 
+/// Two logical pages in one page are a fault, whichever chunk brings the other one.
+#[test]
+fn a_page_of_another_chunk_is_never_written() {
+    for tokens in [(0, 4), (8, 10)] {
+        let mut request = request(&[1, 2, 3], &[5, 6, 5]);
+        request.tokens = Some(tokens);
+        let error = pair().plan(&request).unwrap_err();
+        assert_eq!(
+            (error.reason(), error.details()["logical"].as_str()),
+            ("kv.written_twice", "[0, 2]")
+        );
+        // Between them.
+        request.tokens = Some((4, 8));
+        pair().plan(&request).unwrap();
+    }
+    // What has left the window is nobody's.
+    let component = Component {
+        window: Some(3),
+        ..Component::mha("full", 2, 2, [4, 4], DType::BF16)
+    };
+    paired(&component, 1).plan(&request(&[1, 2, 3], &[6, 5, 6])).unwrap();
+}
+
+/// Nothing overflows on the way to the last page whose bytes have offsets.
+#[test]
+fn the_last_page_there_can_be() {
+    let mut planned = 0;
+    for (layout, heads, tokens, dim) in [Layout::Nhd, Layout::Hnd]
+        .into_iter()
+        .flat_map(|layout| (1..=4).map(move |heads| (layout, heads)))
+        .flat_map(|(layout, heads)| (1..=4).map(move |tokens| (layout, heads, tokens)))
+        .flat_map(|(layout, heads, tokens)| (1..=4).map(move |dim| (layout, heads, tokens, dim)))
+    {
+        for (src_tp, dst_tp) in [(1, 1), (1, heads), (heads, 1)] {
+            let component = Component {
+                layout,
+                ..Component::mha("full", 1, heads, [dim, dim], DType::U8)
+            };
+            let engine = |tp| Engine::new(Geometry::new(tp, tokens, vec![component.clone()])).unwrap();
+            let pair = handshake(&engine(src_tp), &engine(dst_tp)).unwrap();
+            let last = |tp| {
+                let page = u64::from(heads / tp * tokens * dim);
+                i64::try_from(u64::MAX / page - 1).unwrap_or(i64::MAX)
+            };
+            let (src, dst) = (last(src_tp), last(dst_tp));
+            let tables = [
+                [[src, 1], [1, dst]],
+                [[src, 1], [dst, 1]],
+                [[src - 1, src], [dst - 1, dst]],
+            ];
+            for (route, [src, dst]) in pair
+                .routes()
+                .into_iter()
+                .flat_map(|route| tables.map(|tables| (route, tables)))
+            {
+                for exact_window in [false, true] {
+                    let request = PlanRequest {
+                        exact_window,
+                        ..PlanRequest::new(route.0, route.1, u64::from(2 * tokens) - u64::from(tokens > 1))
+                    };
+                    let plan = pair.plan(&request.pages("full", &src, &dst)).unwrap();
+                    assert_eq!(plan.descriptors().len(), plan.descriptor_count());
+                    planned += 1;
+                }
+            }
+        }
+    }
+    assert!(planned > 1000, "{planned}");
+}
+
+#[test]
+fn more_bytes_than_can_be_counted() {
+    let component = Component::mha("full", 65_536, 1, [u32::MAX, u32::MAX], DType::F64);
+    let engine = Engine::new(Geometry::new(1, 1 << 20, vec![component])).unwrap();
+    let table: Vec<i64> = (1..=100).collect();
+    let request = PlanRequest::new(0, 0, 100 << 20).pages("full", &table, &table);
+    let plan = handshake(&engine, &engine).unwrap().plan(&request).unwrap();
+    assert_eq!(plan.nbytes(), u64::MAX);
+}
+
 #[test]
 fn pages_that_are_not_needed_may_be_missing() {
     let mut request = request(&[-1, 2, 3], &[-1, 5, 6]);
