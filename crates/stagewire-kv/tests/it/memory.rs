@@ -9,7 +9,7 @@ use stagewire_kv::{Component, Descriptor, Geometry, Kind, Layout};
 
 use crate::world::{Room, World};
 
-/// (rank, component, layer, kv).
+/// (rank, component, layer of the rank, kv).
 pub(crate) type Key = (u32, usize, u32, u32);
 
 /// All buffers of all destination ranks, and how often each byte was written.
@@ -51,7 +51,10 @@ pub(crate) fn place(layout: Layout, heads: usize, tokens: usize, bytes: usize, a
     before * bytes
 }
 
-fn id(component: &Component, layer: u32) -> u32 {
+/// The layer of the model: stage `s` has the `s`-th equal part of them, and its ranks follow those of the stage before.
+fn id(component: &Component, geometry: &Geometry, (rank, _, layer, _): Key) -> u32 {
+    let stage = rank / geometry.tp_size;
+    let layer = stage * (component.layers / geometry.pp_size) + layer;
     component.layer_ids.as_ref().map_or(layer, |ids| ids[layer as usize])
 }
 
@@ -83,7 +86,7 @@ impl<'a> Memory<'a> {
             each_head(pages, tokens, heads, |page, token, local, head| {
                 let at = place(component.layout, heads.len(), tokens, bytes, (page, token, local));
                 for byte in 0..bytes {
-                    buffer[at + byte] = value(id(component, key.2), key.3, page, token, head, byte);
+                    buffer[at + byte] = value(id(component, &world.prefill, key), key.3, page, token, head, byte);
                 }
             });
             memory.src.insert(key, buffer);
@@ -129,7 +132,10 @@ impl<'a> Memory<'a> {
                 let needed = needed(world, component, room, page, token);
                 for byte in 0..bytes {
                     let wanted = match needed {
-                        Some(src) => (value(id(component, key.2), key.3, src, token, head, byte), 1),
+                        Some(src) => (
+                            value(id(component, &world.decode, key), key.3, src, token, head, byte),
+                            1,
+                        ),
                         None => (noise(at + byte), 0),
                     };
                     let found = (buffer[at + byte], written[at + byte]);
@@ -165,11 +171,11 @@ fn needed(world: &World, component: &Component, room: &Room, page: usize, token:
 }
 
 fn each_buffer(geometry: &Geometry, mut visit: impl FnMut(Key, &Component, &[u32], usize)) {
-    for rank in 0..geometry.tp_size {
+    for rank in 0..geometry.tp_size * geometry.pp_size {
         for (index, component) in geometry.components.iter().enumerate() {
-            let heads = heads_of(component, geometry.tp_size, rank);
+            let heads = heads_of(component, geometry.tp_size, rank % geometry.tp_size);
             let pages = usize::try_from(geometry.num_pages[&component.name]).unwrap();
-            for layer in 0..component.layers {
+            for layer in 0..component.layers / geometry.pp_size {
                 for kv in (0..2).filter(|&kv| head_bytes(component, kv) > 0) {
                     visit((rank, index, layer, kv), component, &heads, pages);
                 }

@@ -97,6 +97,8 @@ fn the_worlds_have_everything() {
     some("a prefix whose window was evicted", |w| {
         w.rooms[0].prefix > 0 && w.rooms[1].prefix == 0
     });
+    some("pipeline stages on one side", |w| w.prefill.pp_size > w.decode.pp_size);
+    some("pipeline stages on both sides", |w| w.decode.pp_size > 1);
     some("chunks", |w| w.chunks.len() > 2);
     some("exact windows", |w| w.exact);
     some("head-major pages", |w| w.decode.components[0].layout == Layout::Hnd);

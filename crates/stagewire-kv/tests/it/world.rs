@@ -84,9 +84,18 @@ impl World {
         let window_heads = dice.pick(&window_heads);
         let mut swa = component(dice, "swa", window_heads);
         swa.window = Some(dice.below(u64::from(most) + 4));
+        let stages = if dice.one_in(8) { 2 } else { 1 };
+        if stages > 1 && src_tp != dst_tp {
+            swa.window = None;
+        }
+        for component in [&mut full, &mut swa] {
+            component.layers *= stages;
+        }
         let mut prefill = Geometry::new(src_tp, page, vec![full, swa]);
+        prefill.pp_size = stages;
         let mut decode = Geometry {
             tp_size: dst_tp,
+            pp_size: dice.pick(&[1, stages]),
             ..prefill.clone()
         };
         if dice.one_in(3) {
