@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -138,6 +139,8 @@ def test_types_go_by_what_they_are() -> None:
 
 def test_engines_meet_as_bytes() -> None:
     hello = engine(4).to_bytes()
+    again = pickle.loads(pickle.dumps(engine(4, num_pages={"swa": 64})))
+    assert again == copy.deepcopy(again) == engine(4, num_pages={"swa": 64})
     assert kv.handshake(engine(2), hello).routes() == kv.handshake(engine(2), engine(4)).routes()
     with pytest.raises(kv.Incompatible) as raised:
         kv.handshake(engine(2), b"\xff\xff" + hello[2:])
@@ -199,6 +202,15 @@ def test_refusals(changes: dict[str, Any], reason: str, values: tuple[str, str])
         ({"src_pages": {**TABLES, "full": np.zeros((5, 5), dtype=np.int64)}}, "argument.type"),
         ({"src_pages": {**TABLES, "full": [5, 6, 7, 9, 2**63]}}, "argument.type"),
         ({"src_pages": {3: [1]}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": [5, True, 7, 9, 2]}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": np.ones(5, dtype=np.bool_)}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": np.ones(5)}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": np.array(5)}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": {5, 6, 7, 9, 2}}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": dict.fromkeys([5, 6, 7, 9, 2])}}, "argument.type"),
+        ({"src_pages": {**TABLES, "full": [5, 10**5000, 7, 9, 2]}}, "argument.type"),
+        ({"tokens": {0, 64}}, "argument.type"),
+        ({"seq_len": 10**5000}, "kv.geometry"),
     ],
 )
 def test_what_is_wrong_with_a_room(changes: dict[str, Any], reason: str) -> None:
@@ -207,6 +219,17 @@ def test_what_is_wrong_with_a_room(changes: dict[str, Any], reason: str) -> None
         planned(pair, 0, 2, **changes)
     assert raised.value.reason == reason, raised.value
     assert planned(pair, 0, 2).nbytes > 0
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, ">i4", object])
+def test_tables_of_any_integers(dtype: Any) -> None:
+    pair = kv.handshake(engine(1), engine(4))
+    arrays: dict[str, Any] = {name: np.array(table, dtype=dtype) for name, table in TABLES.items()}
+    strided: dict[str, Any] = {name: np.repeat(np.array(table, dtype=dtype), 2)[::2] for name, table in TARGETS.items()}
+    plan = planned(pair, 0, 1, src_pages=arrays, dst_pages=strided)
+    assert (plan.descriptors() == planned(pair, 0, 1).descriptors()).all()
+    tuples = planned(pair, 0, 1, src_pages={name: tuple(table) for name, table in TABLES.items()})
+    assert (tuples.descriptors() == plan.descriptors()).all()
 
 
 def test_a_rank_that_sends_nothing_there() -> None:
@@ -223,6 +246,7 @@ def test_a_rank_that_sends_nothing_there() -> None:
         {"layers": -1},
         {"layers": 1.0},
         {"layers": True},
+        {"layers": 10**5000},
         {"kv_heads": 2**40},
         {"k_dim": 0},
         {"dtype": "auto"},
@@ -232,6 +256,7 @@ def test_a_rank_that_sends_nothing_there() -> None:
         {"scales": 48},
         {"layer_ids": [1]},
         {"layer_ids": 3},
+        {"layers": 1, "layer_ids": {1}},
         {"window": -1},
         {"name": ""},
         {"name": "\ud800"},
@@ -256,6 +281,8 @@ def test_components_that_make_no_sense(changes: dict[str, Any]) -> None:
         {"num_pages": {"other": 1}},
         {"num_pages": {"full": -1}},
         {"num_pages": [1]},
+        {"num_pages": {3: 1}},
+        {"num_pages": {"\ud800": 1}},
     ],
 )
 def test_engines_that_make_no_sense(changes: dict[str, Any]) -> None:

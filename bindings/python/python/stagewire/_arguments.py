@@ -41,6 +41,15 @@ def printable(value: object) -> str:
     return said.encode(errors="backslashreplace").decode()
 
 
+def shown(value: object) -> str:
+    """What a message says of a value, 80 characters at most: also of one without `repr`, as a number of 5000 digits."""
+    try:
+        said = repr(value)
+    except Exception:
+        said = f"a {type(value).__name__} that cannot be shown"
+    return said[:80]
+
+
 def data(what: str, value: Any) -> bytes:
     """Bytes, from what has some.
 
@@ -63,7 +72,7 @@ def whole(what: str, value: Any, rule: str, most: int, *, reason: str) -> int:
     except TypeError:
         number = -1
     if not 0 <= number <= most:
-        raise Invalid(f"{what} is {value!r}; {rule}", reason=reason, details={what: str(value)})
+        raise Invalid(f"{what} is {shown(value)}; {rule}", reason=reason, details={what: printable(value)[:80]})
     return number
 
 

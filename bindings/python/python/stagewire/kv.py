@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ._arguments import text, whole
+from ._arguments import shown, text, whole
 from ._native import KvEngine, KvPair, KvPlan, kv_handshake
 from .errors import Invalid, Unsupported
 
@@ -100,7 +101,7 @@ class Component:
             if getattr(self, what) is not None:
                 put(self, what, _size(what, getattr(self, what)))
         if self.layer_ids is not None:
-            put(self, "layer_ids", tuple(_size("layer_ids", layer) for layer in _list("layer_ids", self.layer_ids)))
+            put(self, "layer_ids", tuple(_size("layer_ids", layer) for layer in _ordered("layer_ids", self.layer_ids)))
         # One rank, one token a page: what is wrong with the component alone is said here.
         KvEngine((1, 1, 1, 1), [self], {})
 
@@ -135,18 +136,24 @@ class Engine:
         put = object.__setattr__
         for what in ("tp_size", "page_size", "pp_size", "cp_size"):
             put(self, what, _size(what, getattr(self, what)))
-        put(self, "components", _list("components", self.components))
+        put(self, "components", _ordered("components", self.components))
         for component in self.components:
             if not isinstance(component, Component):
                 raise _wrong("components", component, "a list of Component")
-        pages = {} if self.num_pages is None else _mapping("num_pages", self.num_pages)
-        put(self, "num_pages", {name: _size(f"num_pages[{name!r}]", count, 2**63 - 1) for name, count in pages.items()})
+        put(self, "num_pages", _counts("num_pages", self.num_pages))
         sizes = (self.tp_size, self.page_size, self.pp_size, self.cp_size)
         put(self, "_native", KvEngine(sizes, self.components, self.num_pages))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_engine, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},))
 
     def to_bytes(self) -> bytes:
         """The form that goes to the other side: `handshake` takes it in place of an engine. Versioned, no pickle."""
         return self._native.to_bytes()
+
+
+def _engine(values: dict[str, Any]) -> Engine:
+    return Engine(**values)
 
 
 def handshake(prefill: Engine | bytes, decode: Engine | bytes) -> Pair:
@@ -216,10 +223,7 @@ class Pair:
             _size("seq_len", seq_len, 2**63 - 1),
             _tables("src_pages", src_pages),
             _tables("dst_pages", dst_pages),
-            {
-                text("prefix", name): _size(f"prefix[{name!r}]", count, 2**63 - 1)
-                for name, count in _mapping("prefix", {} if prefix is None else prefix).items()
-            },
+            _counts("prefix", prefix),
             None if tokens is None else _chunk(tokens),
             None if components is None else [text("components", name) for name in _list("components", components)],
             bool(exact_window),
@@ -252,7 +256,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that move."""
+        """Bytes that move; ``2**64 - 1`` where they are more."""
         return self._native.nbytes
 
     @property
@@ -305,7 +309,7 @@ def _array(rows: bytearray, fields: tuple[str, ...]) -> numpy.ndarray[Any, Any]:
 
 def _wrong(what: str, value: Any, expected: str) -> Invalid:
     return Invalid(
-        f"{what} is {value!r:.80}; it must be {expected}",
+        f"{what} is {shown(value)}; it must be {expected}",
         reason="argument.type",
         details={"argument": what, "expected": expected},
     )
@@ -324,14 +328,25 @@ def _list(what: str, value: Any) -> list[Any]:
         raise _wrong(what, value, "a list") from None
 
 
+def _ordered(what: str, value: Any) -> list[Any]:
+    if isinstance(value, Mapping | AbstractSet):
+        raise _wrong(what, value, "a list")
+    return _list(what, value)
+
+
 def _mapping(what: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise _wrong(what, value, "a mapping by component")
     return value
 
 
+def _counts(what: str, value: Any) -> dict[str, int]:
+    counts = {} if value is None else _mapping(what, value)
+    return {text(what, name): _size(f"{what}[{name!r}]", count, 2**63 - 1) for name, count in counts.items()}
+
+
 def _chunk(tokens: Any) -> tuple[int, int]:
-    bounds = _list("tokens", tokens)
+    bounds = _ordered("tokens", tokens)
     if len(bounds) != 2:
         raise _wrong("tokens", tokens, "(lo, hi)")
     lo, hi = (_size("tokens", token, 2**63 - 1) for token in bounds)
@@ -346,7 +361,10 @@ def _pages(what: str, table: Any) -> list[int]:
     # Arrays of NumPy and tensors of PyTorch give numbers of Python at once.
     table = table.tolist() if hasattr(table, "tolist") else table
     try:
-        pages = [operator.index(page) for page in _list(what, table)]
+        table = _ordered(what, table)
+        pages = [operator.index(page) for page in table]
+        if any(isinstance(page, bool) for page in table):
+            raise TypeError
     except TypeError:
         raise _wrong(what, table, "whole numbers, one for each page of the sequence") from None
     if pages and not (min(pages) >= -(2**63) and max(pages) < 2**63):
