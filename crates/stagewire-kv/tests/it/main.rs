@@ -3,6 +3,7 @@
 
 mod cases;
 mod memory;
+mod models;
 mod mutants;
 mod published;
 mod random;
