@@ -9,6 +9,7 @@ use std::time::Duration;
 use stagewire_core::{Capability, Handle, Incarnation, Lease, PayloadId, Peer, Token, TransferMode};
 use stagewire_transfer::{Host, HostOptions, Memory, Network, RegisterError, RegisterOptions, listen_unix};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
@@ -30,6 +31,9 @@ use crate::{
     ConsumeError, ConsumeOptions, Consumer, Mode, ModeReason, Owner, Publication, PublishError, PublishSpec, PutError,
     PutPlace, ReleaseError, StartError,
 };
+
+/// How long closing waits until stores know what they are not to keep.
+const PART_WITHIN: Duration = Duration::from_secs(2);
 
 /// Publishes payloads of this process and consumes those of others.
 pub struct Connector {
@@ -351,11 +355,12 @@ impl Connector {
     ///
     /// Views that consumers of this process still hold stay valid.
     pub async fn close(&self) {
-        self.shared.parted().await;
+        let by = Instant::now() + PART_WITHIN;
+        self.shared.parted(by).await;
         if self.shared.end() {
             // What was on its way into a store ends now.
-            self.shared.moved().await;
-            self.shared.parted().await;
+            self.shared.moved(by).await;
+            self.shared.parted(by).await;
             self.shared.links.close();
             self.shared.network.shutdown().await;
             self.shared.host.shutdown().await;

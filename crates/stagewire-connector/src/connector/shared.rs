@@ -8,6 +8,7 @@ use stagewire_core::{Incarnation, Peer, StageName};
 use stagewire_transfer::{Host, Network, SocketFile, Transport};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::carriers::Carriers;
@@ -19,9 +20,6 @@ use crate::registered::Registry;
 use crate::serve::Holder;
 use crate::wire::End;
 use crate::{ModeReason, Publication, release, store_file};
-
-/// How long closing waits for tasks to end.
-const END_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a connector and everything that came from it have in common.
 pub(crate) struct Shared {
@@ -193,13 +191,13 @@ impl Shared {
     }
 
     /// Waits until nothing moves any more, which is soon once every payload has ended here.
-    pub(super) async fn moved(&self) {
-        over(&self.moving).await;
+    pub(super) async fn moved(&self, by: Instant) {
+        over(&self.moving, by).await;
     }
 
     /// Waits until stores know what they are not to keep.
-    pub(super) async fn parted(&self) {
-        over(&self.parting).await;
+    pub(super) async fn parted(&self, by: Instant) {
+        over(&self.parting, by).await;
     }
 
     /// Ends everything that needs no waiting. Returns whether it had not ended before.
@@ -219,8 +217,8 @@ impl Shared {
     }
 }
 
-/// Waits until every task has ended, but not for ever.
-async fn over(tasks: &TaskTracker) {
+/// Waits until every task has ended, or it is time.
+async fn over(tasks: &TaskTracker, by: Instant) {
     tasks.close();
-    let _ = tokio::time::timeout(END_WITHIN, tasks.wait()).await;
+    let _ = tokio::time::timeout_at(by, tasks.wait()).await;
 }
