@@ -79,7 +79,8 @@ pub fn slices(heads: u32, src_tp: u32, dst_tp: u32, dst_rank: u32) -> Vec<HeadSl
             across.clamp(head * replicas, (head + 1) * replicas - 1)
         };
         let held = owned(heads, src_tp, src_rank);
-        let end = held.end.min(wanted.end);
+        // A head at least, so that this ends even where the writer were not to hold it.
+        let end = held.end.min(wanted.end).max(head + 1);
         found.push(HeadSlice {
             src_rank,
             dst_rank,
