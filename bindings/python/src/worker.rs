@@ -118,6 +118,16 @@ impl Task {
         self.inner.params()
     }
 
+    /// The parameters that are inputs of the job, and their files on this host.
+    #[getter]
+    fn files(&self) -> Vec<(&str, Option<String>)> {
+        let path = |path: &std::path::PathBuf| path.to_string_lossy().into_owned();
+        let files = self.inner.files().iter();
+        files
+            .map(|file| (file.param.as_str(), file.path.as_ref().map(path)))
+            .collect()
+    }
+
     /// Whether this is the last stage: its output is the job's result.
     #[getter]
     fn last(&self) -> bool {

@@ -61,6 +61,10 @@ class FakeServer:
                     self.answer(200, {"jobs": [fake.job]})
                 elif self.path == "/v1/jobs":
                     self.answer(201, fake.job)
+                elif self.path == "/v1/pipeline":
+                    self.answer(200, {"params": {"prompt": {"type": "string"}, "image": {"type": "input"}}})
+                elif self.path == "/v1/inputs":
+                    self.answer(201, {"name": f"blake3:{len(body)}"})
                 elif self.path == f"/v1/jobs/{JOB}/cancel":
                     fake.job["state"] = "cancelling"
                     self.answer(200, fake.job)

@@ -110,12 +110,42 @@ def test_a_deadline_that_cannot_be_is_refused(server: FakeServer, face: str, dea
 def test_submit_refuses_what_json_cannot_carry(server: FakeServer) -> None:
     with Client(server.url) as client:
         with pytest.raises(errors.Invalid, match="do not fit into JSON"):
-            client.submit(prompt=b"bytes")
+            client.submit(prompt={"a", "set"})
         with pytest.raises(errors.Invalid, match="given twice: prompt"):
             client.submit({"prompt": "a"}, prompt="b")
         with pytest.raises(errors.Invalid, match="do not fit into JSON"):
             client.submit(guidance=float("nan"))
     assert server.requests == []
+
+
+def test_files_are_uploaded_for_parameters_that_take_them(server: FakeServer, face: str, tmp_path: Path) -> None:
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(b"a cat" * 1_000_000)
+
+    def steps(client: Any) -> Any:
+        yield client.submit({"image": picture}, prompt="x")
+        yield client.submit(prompt="x", image=b"a dog")
+        return (yield client.upload(str(picture), media_type="video/mp4"))
+
+    def wrong(**params: Any) -> Any:
+        def steps(client: Any) -> Any:
+            yield client.submit(**params)
+
+        Driver(face, url=server.url)(steps)
+
+    assert Driver(face, url=server.url)(steps) == "blake3:5000000"
+    with pytest.raises(errors.Invalid, match=r"'prompt' is given a file, and it is of type string.*: image"):
+        wrong(prompt=picture)
+    with pytest.raises(errors.Invalid, match="'imgae' is given a file, and the pipeline has no such parameter"):
+        wrong(imgae=b"x")
+    sent = [(headers["content-type"], body) for _, _, headers, body in server.asked("/v1/inputs")]
+    assert sent == [
+        ("image/png", b"a cat" * 1_000_000),
+        ("application/octet-stream", b"a dog"),
+        ("video/mp4", b"a cat" * 1_000_000),
+    ]
+    submitted = [json.loads(body)["params"] for *_, body in server.asked("/v1/jobs")]
+    assert submitted == [{"image": "blake3:5000000", "prompt": "x"}, {"image": "blake3:5", "prompt": "x"}]
 
 
 def test_events_come_in_order_wherever_the_network_cuts(server: FakeServer, face: str) -> None:

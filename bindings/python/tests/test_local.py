@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,3 +72,20 @@ def test_inputs_are_the_stages_own() -> None:
 
     local.run_stage(write, {}, {"a": stagewire.Payload({"x": x})})
     assert x.tolist() == [0, 0, 0]
+
+
+def test_a_picture_is_a_file_for_the_stage_whether_it_is_one_or_bytes(tmp_path: Path) -> None:
+    seen: list[Path] = []
+
+    @stagewire.stage("read")
+    def read(ctx: stagewire.Context) -> stagewire.Result:
+        seen.append(ctx.params["image"])
+        return stagewire.Result({}, info=ctx.params["image"].read_bytes().decode())
+
+    picture = tmp_path / "cat.png"
+    picture.write_bytes(b"a cat")
+    assert local.run([read], {"image": picture}).info == "a cat"
+    assert local.run([read], {"image": b"a dog"}).info == "a dog"
+    assert local.run_stage(read, {"image": memoryview(b"a bird")}, {}).info == "a bird"
+    assert seen[0] == picture
+    assert not any(path.exists() for path in seen[1:])

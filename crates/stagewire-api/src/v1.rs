@@ -250,6 +250,18 @@ pub struct Offer {
     /// Milliseconds within which accept or decline must arrive.
     #[prost(uint64, tag = "6")]
     pub answer_within_ms: u64,
+    /// The parameters of type `input`.
+    #[prost(message, repeated, tag = "7")]
+    pub files: ::prost::alloc::vec::Vec<InputFile>,
+}
+/// A parameter that is an input of the job, and the file on the server's host.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct InputFile {
+    #[prost(string, tag = "1")]
+    pub param: ::prost::alloc::string::String,
+    /// Empty where the job gives none.
+    #[prost(string, tag = "2")]
+    pub path: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Input {

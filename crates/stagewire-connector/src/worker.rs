@@ -26,7 +26,7 @@ use task::{Answer, Sent, TaskState};
 
 pub use error::{Cancelled, TaskError, WorkerError};
 pub use output::{Output, OutputPlan};
-pub use task::{Task, TaskInput};
+pub use task::{InputFile, Task, TaskInput};
 
 /// Who works where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +104,7 @@ enum Slot {
 #[derive(Debug)]
 struct Offered {
     params: String,
+    files: Vec<InputFile>,
     inputs: Vec<TaskInput>,
     output: OutputPlan,
 }

@@ -26,7 +26,7 @@ pub use params::{ParamSpec, ParamType, Params, ParamsError};
 /// module = "pipeline.py"            # Python file with the stage functions
 ///
 /// [pipeline.params.prompt]          # one table for each parameter that a job may give
-/// type = "string"                   # string | integer | number | boolean
+/// type = "string"                   # string | integer | number | boolean | input (a file sent to /v1/inputs before)
 /// help = "What to paint"            # optional
 /// [pipeline.params.steps]
 /// type = "integer"
@@ -63,6 +63,9 @@ pub use params::{ParamSpec, ParamType, Params, ParamsError};
 /// # data-dir = "state"              # journal and results; default: $XDG_STATE_HOME/stagewire/<pipeline>
 /// max-body = "1MiB"                 # longest body of a request, at most 16MiB
 /// max-queued = 10000                # jobs that have not ended, above which a submit is refused
+/// max-input = "256MiB"              # largest input
+/// input-bytes = "4GiB"              # bound of all inputs together
+/// input-idle = "1h"                 # an input that no job has referred to for so long is dropped
 /// ```
 ///
 /// ```
@@ -135,6 +138,12 @@ pub struct ServerSettings {
     pub max_body: ByteCount,
     /// `max-queued`: jobs that have not ended above which a submit is refused, default 10,000.
     pub max_queued: u64,
+    /// `max-input`: largest input, default 256 MiB.
+    pub max_input: ByteCount,
+    /// `input-bytes`: bound of all inputs together, default 4 GiB.
+    pub input_bytes: ByteCount,
+    /// `input-idle`: how long an input stays that no job refers to, default 1 h.
+    pub input_idle: Duration,
 }
 
 impl Config {

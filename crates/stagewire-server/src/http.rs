@@ -3,7 +3,9 @@
 mod body;
 mod error;
 mod events;
+mod file;
 mod guard;
+mod inputs;
 mod jobs;
 mod pipeline;
 mod query;
@@ -29,7 +31,9 @@ use crate::config::Pipeline;
 use crate::driver::Driver;
 use crate::history::Histories;
 use crate::host::StoreHost;
+use crate::inputs::Inputs;
 use crate::metrics::Metrics;
+use crate::pace::Pace;
 use crate::workers::Workers;
 
 pub(crate) use guard::Guard;
@@ -44,7 +48,9 @@ pub(crate) struct App {
     pub(crate) driver: Driver,
     pub(crate) histories: Arc<Histories>,
     pub(crate) artefacts: Arc<Artefacts>,
+    pub(crate) inputs: Arc<Inputs>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) pace: Arc<Pace>,
     pub(crate) workers: Arc<Workers>,
     pub(crate) store: Arc<StoreHost>,
     pub(crate) guard: Guard,
@@ -68,6 +74,8 @@ pub(crate) fn router(app: Arc<App>, grpc: Router) -> Router {
         .route("/v1/jobs/{job}/artefacts/{artefact}", get(results::download))
         .route("/v1/jobs/{job}/timeline", get(timeline::json))
         .route("/v1/jobs/{job}/timeline.html", get(timeline::page_html))
+        .route(inputs::PATH, post(inputs::upload))
+        .route("/v1/inputs/{name}", get(inputs::download))
         .route("/v1/pipeline", get(pipeline::show))
         .route("/v1/stats", get(pipeline::stats))
         .route("/healthz", get(pipeline::health))
@@ -130,6 +138,8 @@ fn route(path: &str) -> &'static str {
         ["v1", "jobs", _, "artefacts", _] => "/v1/jobs/{job}/artefacts/{artefact}",
         ["v1", "jobs", _, "timeline"] => "/v1/jobs/{job}/timeline",
         ["v1", "jobs", _, "timeline.html"] => "/v1/jobs/{job}/timeline.html",
+        ["v1", "inputs"] => inputs::PATH,
+        ["v1", "inputs", _] => "/v1/inputs/{name}",
         ["v1", "pipeline"] => "/v1/pipeline",
         ["v1", "stats"] => "/v1/stats",
         ["healthz"] => "/healthz",

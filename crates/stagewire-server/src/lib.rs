@@ -30,6 +30,8 @@
 //! | `GET /v1/jobs/ID/events` | server-sent events until it has ended; resumes after `Last-Event-ID` |
 //! | `GET /v1/jobs/ID/result` | its files and what the last stage says of them; 409 unless it succeeded |
 //! | `GET /v1/jobs/ID/artefacts/ID` | one file |
+//! | `POST /v1/inputs` | keeps a picture, a clip or another file, named by its digest, for jobs to refer to; 201, or 200 again |
+//! | `GET /v1/inputs/NAME` | one of them |
 //! | `GET /v1/jobs/ID/timeline`, `…/timeline.html` | what ran when and where, and every chunk, as data and as a page |
 //! | `GET /v1/pipeline` | stages, edges, parameters, workers |
 //! | `GET /v1/stats`, `GET /metrics` | numbers, as JSON and for Prometheus |
@@ -73,11 +75,13 @@ mod driver;
 mod history;
 mod host;
 mod http;
+mod inputs;
 mod journal;
 mod metrics;
 mod nearest;
 mod note;
 mod outlet;
+mod pace;
 mod results;
 mod run_dir;
 mod secret;

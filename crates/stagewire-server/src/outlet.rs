@@ -1,6 +1,7 @@
 //! Where effects go: to workers, stores, watchers and the disk. Nothing here waits for anybody.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use stagewire_core::JobId;
 use stagewire_sched::{Effect, Holder};
@@ -8,8 +9,10 @@ use stagewire_sched::{Effect, Holder};
 use crate::artefacts::Artefacts;
 use crate::history::Histories;
 use crate::host::StoreHost;
+use crate::inputs::Inputs;
 use crate::metrics::Metrics;
 use crate::note::Note;
+use crate::pace::Pace;
 use crate::workers::{Workers, message};
 
 /// Everything that the driver lets something out to.
@@ -19,13 +22,18 @@ pub(crate) struct Outlet {
     pub(crate) histories: Arc<Histories>,
     pub(crate) store: Arc<StoreHost>,
     pub(crate) artefacts: Arc<Artefacts>,
+    pub(crate) inputs: Arc<Inputs>,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) pace: Arc<Pace>,
 }
 
 impl Outlet {
     pub(crate) fn effect(&self, effect: Effect) {
         let (worker, message) = match effect {
-            Effect::Offer(offer) => (offer.worker, message::offer(offer)),
+            Effect::Offer(offer) => {
+                let files = self.inputs.files(&offer.params);
+                (offer.worker, message::offer(offer, files))
+            }
             Effect::Grant { worker, token } => (worker, message::grant(token)),
             Effect::CancelAttempt { worker, token, failure } => (worker, message::cancel(token, failure)),
             Effect::Accepted { worker, token } => (worker, message::accepted(token)),
@@ -47,6 +55,7 @@ impl Outlet {
         self.metrics.note(&note);
         if note.kind.is_last() {
             let begin = history.begin().unwrap_or(note.at);
+            self.pace.ended(Instant::now());
             self.metrics.job(note.kind.name(), note.at.since(begin));
         }
         history.push(note);

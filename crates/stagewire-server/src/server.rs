@@ -26,9 +26,11 @@ use crate::config::{Config, ServerSettings};
 use crate::driver::{Drive, Replayed, replay};
 use crate::host::{StoreHost, StoreHostError};
 use crate::http::{App, Guard, router};
+use crate::inputs::{InputBounds, Inputs};
 use crate::journal::{Journal, JournalError};
 use crate::metrics::Metrics;
 use crate::outlet::Outlet;
+use crate::pace::Pace;
 use crate::results::Results;
 use crate::run_dir::Occupied;
 use crate::workers::{Attach, AttachOptions, Workers};
@@ -127,7 +129,7 @@ impl Server {
             max_queued: usize::try_from(max_queued).unwrap_or(usize::MAX),
             ..options.limits
         };
-        let topology = options.config.topology;
+        let topology = options.config.topology.clone();
         let name = options.config.pipeline.name.clone();
         let (journal, replayed) = open_journal(&data_dir, name.as_str(), topology.clone(), limits).await?;
         let Replayed {
@@ -141,6 +143,8 @@ impl Server {
         let artefacts = Arc::new(artefacts.map_err(|source| StartError::DataDir { path: dir, source })?);
         artefacts.sweep(results(&sched)).await;
 
+        let inputs = open_inputs(&data_dir, &options.config)?;
+
         let durable = options.keeper.map(|keeper| DurableOptions {
             dir: data_dir.join("store"),
             keeper,
@@ -152,12 +156,15 @@ impl Server {
         })?);
         let metrics = Arc::new(Metrics::new());
         let workers = Arc::new(Workers::default());
+        let pace = Arc::new(Pace::default());
         let outlet = Outlet {
             workers: Arc::clone(&workers),
             histories: Arc::clone(&histories),
             store: Arc::clone(&store),
             artefacts: Arc::clone(&artefacts),
+            inputs: Arc::clone(&inputs),
             metrics: Arc::clone(&metrics),
+            pace: Arc::clone(&pace),
         };
         let (driver, mut drive) = Drive::new(sched, journal, clock, Arc::new(outlet));
         if let Err(error) = drive.begin().await {
@@ -191,6 +198,7 @@ impl Server {
             close.clone(),
             tasks.clone(),
         );
+        tasks.spawn(Arc::clone(&inputs).sweep(driver.clone(), close.clone()));
         let app = App {
             guard: Guard::new(token, http, &options.config.server.allowed_hosts),
             pipeline: options.config.pipeline,
@@ -198,7 +206,9 @@ impl Server {
             driver: driver.clone(),
             histories,
             artefacts,
+            inputs,
             metrics,
+            pace,
             workers,
             store: Arc::clone(&store),
             max_body: max_body.0,
@@ -353,6 +363,19 @@ async fn open_journal(
         Ok::<_, JournalError>((journal, replayed))
     });
     Ok(opened.await.map_err(|error| JournalError::task(&error))??)
+}
+
+fn open_inputs(data_dir: &Path, config: &Config) -> Result<Arc<Inputs>, StartError> {
+    let bounds = InputBounds {
+        largest: config.server.max_input,
+        total: config.server.input_bytes,
+        idle: config.server.input_idle,
+    };
+    let dir = data_dir.join("inputs");
+    let inputs = Inputs::open(&dir, bounds, config.pipeline.params.inputs().cloned());
+    Ok(Arc::new(
+        inputs.map_err(|source| StartError::DataDir { path: dir, source })?,
+    ))
 }
 
 /// What the journal is about: its events make sense for these stages and edges only, and for consumers that may start

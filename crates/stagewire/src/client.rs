@@ -6,6 +6,7 @@ mod types;
 use std::path::Path;
 use std::time::Duration;
 
+use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -17,7 +18,7 @@ use crate::args::ServerArgs;
 use crate::exit::{Exit, Fault};
 
 pub(crate) use events::Events;
-pub(crate) use types::{Artefact, Event, Job, JobList, JobResult, ParamSpec, Pipeline, Stats};
+pub(crate) use types::{Artefact, Event, Input, Job, JobList, JobResult, ParamSpec, Pipeline, Stats};
 
 /// Why a call to the server failed.
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +130,20 @@ impl Client {
             })
             .await?;
         decode(answer).await
+    }
+
+    /// Sends a file, for jobs to refer to.
+    pub(crate) async fn upload(
+        &self,
+        file: tokio::fs::File,
+        nbytes: u64,
+        media_type: &str,
+    ) -> Result<Input, ClientError> {
+        let answer = self.send(Method::POST, "/v1/inputs", |request| {
+            let request = request.header(CONTENT_TYPE, media_type).header(CONTENT_LENGTH, nbytes);
+            request.body(file)
+        });
+        decode(answer.await?).await
     }
 
     pub(crate) async fn job(&self, id: &str) -> Result<Job, ClientError> {

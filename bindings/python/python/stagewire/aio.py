@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 
-from . import _http
+from . import _http, _inputs
 from ._aio_connector import DiffusionConnector, StageHandle, StreamingPublish
 from ._http import Event, Following, Place
 from .errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 __all__ = [
     "AsyncArtefact",
@@ -56,9 +56,22 @@ class AsyncClient:
         **named: Any,
     ) -> AsyncJob:
         """Submits a job; see `stagewire.Client.submit`."""
+        params, named = await self._uploaded(params or {}), await self._uploaded(named)
         body = _http.submission(params, named, job_class, queue_deadline)
         key = idempotency_key or str(uuid.uuid4())
         return AsyncJob(self, await self._json("POST", "/v1/jobs", json=body, headers={"idempotency-key": key}))
+
+    async def upload(self, source: str | os.PathLike[str] | bytes, *, media_type: str | None = None) -> str:
+        """Sends a file, and returns its name for a parameter of type ``input``; see `stagewire.Client.upload`."""
+        headers = _inputs.headers(source, media_type)
+        sent = await self._json("POST", "/v1/inputs", body=lambda: _pieces(source), headers=headers)
+        return str(sent["name"])
+
+    async def _uploaded(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters with names in place of files, which the server then has."""
+        if files := _inputs.in_params(params):
+            _inputs.check(files, (await self.pipeline())["params"])
+        return {**params, **{name: await self.upload(file) for name, file in files.items()}}
 
     async def job(self, job_id: str) -> AsyncJob:
         """The job of this id.
@@ -87,10 +100,14 @@ class AsyncClient:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
-    async def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
+    async def _send(
+        self, method: str, path: str, *, body: Callable[[], Any] | None = None, **options: Any
+    ) -> httpx2.Response:
         headers = {**self._place.headers(), **options.pop("headers", {})}
         for again in (True, False):
             url = self._place.url(path)
+            if body is not None:
+                options["content"] = body()
             try:
                 return await self._http.request(method, url, headers=headers, **options)
             except httpx2.TransportError as error:
@@ -117,6 +134,13 @@ class AsyncClient:
                 yield answer
         except httpx2.TransportError as error:
             raise self._place.unreachable(url, error) from error
+
+
+async def _pieces(source: str | os.PathLike[str] | bytes) -> AsyncIterator[bytes]:
+    """The bytes of a file, read beside the event loop."""
+    coming = _inputs.pieces(source)
+    while (piece := await asyncio.to_thread(next, coming, None)) is not None:
+        yield piece
 
 
 class AsyncJob:

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 
-from . import _http
+from . import _http, _inputs
 from ._http import Event, Following, Place, Progress
 from .aio import AsyncClient, AsyncJob
 from .errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["AsyncClient", "AsyncJob", "Client", "Event", "Job", "JobResult", "Progress", "ResultArtefact"]
 
@@ -71,7 +71,8 @@ class Client:
             queue_deadline: Seconds after which the job is dropped if it has not begun; None leaves that to its class.
             idempotency_key: Submitting again with the same key and parameters gives the same job. Without it each call
                 makes a key of its own, so that a call that is repeated because the connection broke makes one job.
-            named: Parameters by name: ``client.submit(prompt="a red cat")``.
+            named: Parameters by name: ``client.submit(prompt="a red cat")``. One of type ``input`` takes a
+                `pathlib.Path` or bytes, which are uploaded, or what `upload` returned.
 
         Raises:
             Invalid: A parameter is unknown, missing, of another type or out of range; there is no such class; the
@@ -80,9 +81,36 @@ class Client:
             Exhausted: Too many jobs wait.
             Unavailable: No server answers.
         """
+        params, named = self._uploaded(params or {}), self._uploaded(named)
         body = _http.submission(params, named, job_class, queue_deadline)
         key = idempotency_key or str(uuid.uuid4())
         return Job(self, self._json("POST", "/v1/jobs", json=body, headers={"idempotency-key": key}))
+
+    def upload(self, source: str | os.PathLike[str] | bytes, *, media_type: str | None = None) -> str:
+        """Sends a picture, a clip or another file, and returns its name for a parameter of type ``input``.
+
+        The name is the digest of the bytes: sending the same again gives the same. The server drops it some time after
+        the last job that referred to it.
+
+        Args:
+            source: Path of the file, or its bytes.
+            media_type: For example ``image/png``; by default what the name of the file suggests.
+
+        Raises:
+            Invalid: It is larger than the server takes.
+            Exhausted: There is no room for it.
+            Unavailable: No server answers.
+            OSError: The file cannot be read.
+        """
+        headers = _inputs.headers(source, media_type)
+        sent = self._json("POST", "/v1/inputs", body=lambda: _inputs.pieces(source), headers=headers)
+        return str(sent["name"])
+
+    def _uploaded(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters with names in place of files, which the server then has."""
+        if files := _inputs.in_params(params):
+            _inputs.check(files, self.pipeline()["params"])
+        return {**params, **{name: self.upload(file) for name, file in files.items()}}
 
     def job(self, job_id: str) -> Job:
         """The job of this id.
@@ -111,10 +139,14 @@ class Client:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
+    def _send(
+        self, method: str, path: str, *, body: Callable[[], Any] | None = None, **options: Any
+    ) -> httpx2.Response:
         headers = {**self._place.headers(), **options.pop("headers", {})}
         for again in (True, False):
             url = self._place.url(path)
+            if body is not None:
+                options["content"] = body()
             try:
                 return self._http.request(method, url, headers=headers, **options)
             except httpx2.TransportError as error:

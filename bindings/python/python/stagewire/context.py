@@ -84,7 +84,8 @@ class Context:
     """One attempt of one stage of one job, as its stage function sees it.
 
     Attributes:
-        params: Parameters of the job by name.
+        params: Parameters of the job by name. One of type ``input`` is the `pathlib.Path` of its file, which must not
+            be changed; None where the job gives none.
         inputs: Inputs by the name of the stage that produced them.
         job_id: Id of the job, a UUID.
         stage: Name of this stage.

@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from ._bundle import Imported, cut, exporter
+from ._inputs import as_files
 from .context import Context
 from .errors import Invalid
 from .stages import Payload, Result, Stage
@@ -30,7 +31,7 @@ def run(
 
     Args:
         stages: The stages, first to last. Each is loaded before it runs.
-        params: Parameters of the job.
+        params: Parameters of the job. A picture or another file is given as a `pathlib.Path` or as bytes.
         num_chunks: Chunks in which the last stage gets its input.
         chunk_dim: The dimension that they are cut along.
         on_progress: Called with (stage, done, total, unit).
@@ -39,6 +40,17 @@ def run(
         Invalid: A stage returned what it must not.
         Exception: Whatever a stage function raises.
     """
+    with as_files(params) as given:
+        return _run(stages, given, num_chunks, chunk_dim, on_progress)
+
+
+def _run(
+    stages: Sequence[Stage[Any]],
+    params: Mapping[str, Any],
+    num_chunks: int,
+    chunk_dim: int,
+    on_progress: Callable[[str, int, int, str], None] | None,
+) -> Result:
     inputs: dict[str, Payload] = {}
     for index, stage in enumerate(stages):
         last = index + 1 == len(stages)
@@ -69,8 +81,9 @@ def run_stage(
     loaded = stage.load() if model is None else model
     given = {name: _LocalInput(name, payload, num_chunks, chunk_dim) for name, payload in inputs.items()}
     task = _LocalTask(stage.name, on_progress)
-    ctx = Context(task=task, stage=stage.name, job_id=str(uuid.uuid4()), attempt=1, params=params, inputs=given)
-    return stage.run(ctx, loaded)
+    with as_files(params) as files:
+        ctx = Context(task=task, stage=stage.name, job_id=str(uuid.uuid4()), attempt=1, params=files, inputs=given)
+        return stage.run(ctx, loaded)
 
 
 def as_payload(stage: str, output: Any) -> Payload:

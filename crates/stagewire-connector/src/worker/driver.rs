@@ -5,7 +5,7 @@ use stagewire_core::{Classify, ErrorClass, Failure, Handle, Peer, Token};
 use tokio::sync::mpsc;
 
 use super::output::{OfferError, OutputPlan};
-use super::task::{Answer, Task, TaskInput, TaskState};
+use super::task::{Answer, InputFile, Task, TaskInput, TaskState};
 use super::{Inner, Offered, Slot, lock};
 
 /// Turns what the server says into tasks, stops and releases.
@@ -221,6 +221,14 @@ fn read_offer(offer: v1::Offer) -> Result<Offered, OfferError> {
     }
     Ok(Offered {
         params: offer.params,
+        files: offer
+            .files
+            .into_iter()
+            .map(|file| InputFile {
+                path: (!file.path.is_empty()).then(|| file.path.into()),
+                param: file.param,
+            })
+            .collect(),
         inputs,
         output: OutputPlan::read(offer.output)?,
     })

@@ -1,6 +1,7 @@
 mod state;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -24,6 +25,15 @@ pub struct TaskInput {
     pub stage: StageName,
     /// What to consume.
     pub handle: Handle,
+}
+
+/// A parameter of the job that is an input: a file on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InputFile {
+    /// Name of the parameter.
+    pub param: String,
+    /// The file, not to be written to; `None` where the job gives none.
+    pub path: Option<PathBuf>,
 }
 
 /// A granted attempt.
@@ -86,6 +96,11 @@ impl Task {
     /// Parameters of the job: a JSON object.
     pub fn params(&self) -> &str {
         &self.offered.params
+    }
+
+    /// The parameters that are inputs of the job; in [`Task::params`] they are names.
+    pub fn files(&self) -> &[InputFile] {
+        &self.offered.files
     }
 
     /// What the stage reads.

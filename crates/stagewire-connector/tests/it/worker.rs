@@ -107,6 +107,7 @@ fn offer(attempt: u32, inputs: Vec<(&str, &Handle)>, output: v1::Output) -> v1::
         inputs: inputs.into_iter().map(input).collect(),
         output: Some(output),
         answer_within_ms: 1000,
+        files: Vec::new(),
     }
 }
 

@@ -111,6 +111,9 @@ pub(super) struct Server {
     pub(super) data_dir: Option<String>,
     pub(super) max_body: Option<Spanned<ByteCount>>,
     pub(super) max_queued: Option<u64>,
+    pub(super) max_input: Option<Spanned<ByteCount>>,
+    pub(super) input_bytes: Option<ByteCount>,
+    pub(super) input_idle: Option<Span>,
 }
 
 // A span of 0..0 marks a value that the file does not write.

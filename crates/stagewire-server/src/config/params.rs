@@ -6,6 +6,7 @@ use serde_json::{Map, Number, Value};
 use stagewire_core::{Classify, ErrorClass};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::inputs::InputName;
 use crate::nearest::{did_you_mean, known};
 
 /// Type of a parameter.
@@ -20,6 +21,8 @@ pub enum ParamType {
     Number,
     /// `true` or `false`.
     Boolean,
+    /// The name of an input, as the server gave it; or nothing, where the default is nothing.
+    Input,
 }
 
 impl fmt::Display for ParamType {
@@ -29,6 +32,7 @@ impl fmt::Display for ParamType {
             Self::Integer => "an integer",
             Self::Number => "a number",
             Self::Boolean => "a boolean",
+            Self::Input => "the name of an input, such as POST /v1/inputs answers (\"blake3:…\")",
         })
     }
 }
@@ -62,6 +66,14 @@ impl ParamSpec {
         let wrong_type = || Some(format!("must be {}; got {}", self.param_type, shown(value)));
         match (self.param_type, value) {
             (ParamType::String, Value::String(_)) | (ParamType::Boolean, Value::Bool(_)) => None,
+            (ParamType::Input, Value::String(name)) => {
+                let none = name.is_empty() && self.default.is_some();
+                if none || name.parse::<InputName>().is_ok() {
+                    None
+                } else {
+                    wrong_type()
+                }
+            }
             (ParamType::Integer, Value::Number(number)) if number.is_i64() => self.out_of_range(number),
             (ParamType::Number, Value::Number(number)) => self.out_of_range(number),
             _ => wrong_type(),
@@ -181,6 +193,12 @@ impl Params {
             .filter_map(|(name, _)| Some((name.clone(), given.get(name)?.clone())))
             .collect();
         xxh3_64(Value::Object(values).to_string().as_bytes())
+    }
+
+    /// Names of the parameters that are inputs.
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = &String> {
+        let inputs = self.0.iter().filter(|(_, spec)| spec.param_type == ParamType::Input);
+        inputs.map(|(name, _)| name)
     }
 
     fn unknown(&self, name: &str) -> String {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use stagewire_core::{ByteCount, Chunking, StageName};
 use stagewire_sched::{ClassSpec, EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
@@ -339,7 +340,12 @@ fn param(source: &Source<'_>, name: &str, raw: &file::Param) -> Result<ParamSpec
     };
     if let Some(default) = &raw.default {
         let value = serde_json::to_value(default.get_ref()).unwrap_or_default();
-        if let Some(problem) = spec.problem(&value) {
+        let problem = match raw.r#type {
+            ParamType::Input if value == "" => None,
+            ParamType::Input => Some("may only be \"\", for none: inputs come and go".to_owned()),
+            _ => spec.problem(&value),
+        };
+        if let Some(problem) = problem {
             let message = format!("\"default\" of parameter {name:?} {problem}");
             return Err(source.error(&default.span(), message));
         }
@@ -359,6 +365,7 @@ fn server(source: &Source<'_>, raw: file::Server) -> Result<ServerSettings, Conf
             source.error(&text.span(), message)
         })?,
     };
+    let input_bytes = raw.input_bytes.unwrap_or(ByteCount(4 << 30));
     let settings = ServerSettings {
         listen,
         token_file: raw.token_file.as_deref().map(|path| source.resolve(path)),
@@ -368,6 +375,9 @@ fn server(source: &Source<'_>, raw: file::Server) -> Result<ServerSettings, Conf
         data_dir: raw.data_dir.as_deref().map(|path| source.resolve(path)),
         max_body: max_body(source, raw.max_body.as_ref())?,
         max_queued: raw.max_queued.unwrap_or(10_000),
+        max_input: max_input(source, raw.max_input.as_ref(), input_bytes)?,
+        input_bytes,
+        input_idle: raw.input_idle.map_or(Duration::from_hours(1), |idle| idle.0),
     };
     if !settings.is_loopback() && settings.token_file.is_none() {
         let span = raw.listen.map_or(0..0, |listen| listen.span());
@@ -390,6 +400,25 @@ fn max_body(source: &Source<'_>, raw: Option<&Spanned<ByteCount>>) -> Result<Byt
         Some(bytes) => Err(source.error(
             &bytes.span(),
             format!("\"max-body\" is {}; it must be at most {LONGEST_BODY}", bytes.get_ref()),
+        )),
+    }
+}
+
+/// Without a word in the file it is what fits.
+fn max_input(
+    source: &Source<'_>,
+    raw: Option<&Spanned<ByteCount>>,
+    input_bytes: ByteCount,
+) -> Result<ByteCount, ConfigError> {
+    match raw {
+        None => Ok(input_bytes.min(ByteCount(256 << 20))),
+        Some(bytes) if *bytes.get_ref() <= input_bytes => Ok(*bytes.get_ref()),
+        Some(bytes) => Err(source.error(
+            &bytes.span(),
+            format!(
+                "\"max-input\" is {}, more than \"input-bytes\" has for all inputs together ({input_bytes})",
+                bytes.get_ref()
+            ),
         )),
     }
 }

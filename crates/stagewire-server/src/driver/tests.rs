@@ -7,6 +7,7 @@ use super::*;
 use crate::artefacts::Artefacts;
 use crate::history::Histories;
 use crate::host::StoreHost;
+use crate::inputs::{InputBounds, Inputs};
 use crate::journal::disk::Disk;
 use crate::metrics::Metrics;
 use crate::workers::Workers;
@@ -31,12 +32,20 @@ impl Rig {
         let run_dir = stagewire_api::RunDir::locate(Some(&dir.path().join("run")));
         let store = StoreHost::start(&run_dir, ByteCount(1 << 20), None).await.unwrap();
         let artefacts = Artefacts::open(&dir.path().join("artefacts"), TaskTracker::new()).unwrap();
+        let bounds = InputBounds {
+            largest: ByteCount(1),
+            total: ByteCount(1),
+            idle: Duration::MAX,
+        };
+        let inputs = Inputs::open(&dir.path().join("inputs"), bounds, []).unwrap();
         let outlet = Arc::new(Outlet {
             workers: Arc::new(Workers::default()),
             histories: Arc::new(Histories::default()),
             store: Arc::new(store),
             artefacts: Arc::new(artefacts),
+            inputs: Arc::new(inputs),
             metrics: Arc::new(Metrics::new()),
+            pace: Arc::default(),
         });
         Self { _dir: dir, outlet }
     }

@@ -42,7 +42,8 @@ pub(super) async fn read(headers: &HeaderMap, body: Body, limit: u64) -> Result<
     Ok(bytes.freeze())
 }
 
-async fn drain(stream: &mut axum::body::BodyDataStream) {
+/// Reads and throws away what a client that does not wait still sends.
+pub(super) async fn drain(stream: &mut axum::body::BodyDataStream) {
     let drained = async {
         let mut seen = 0;
         while let Some(Ok(part)) = stream.next().await {

@@ -64,6 +64,20 @@ impl ApiError {
         }
     }
 
+    /// The same under another status than its class has.
+    #[must_use]
+    pub(crate) fn under(mut self, status: StatusCode) -> Self {
+        self.status = status;
+        self
+    }
+
+    /// The same, to be tried again after so many seconds.
+    #[must_use]
+    pub(crate) fn after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self.with("retry_after_s", seconds)
+    }
+
     /// The same with one more detail.
     #[must_use]
     pub(crate) fn with(mut self, name: &str, value: impl fmt::Display) -> Self {

@@ -9,7 +9,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use stagewire_core::ErrorClass;
 
-use super::{App, error::ApiError};
+use super::{App, error::ApiError, inputs};
 use crate::secret::{Secret, Shown};
 
 /// Paths that need no token: they say nothing but that the server lives.
@@ -117,7 +117,7 @@ fn plain(host: &str) -> String {
     host.trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Only JSON is taken; a form of a web page cannot send it unasked.
+/// Only JSON is taken, but for inputs; a form of a web page cannot send it unasked.
 fn check_content_type(request: &Request) -> Result<(), ApiError> {
     let headers = request.headers();
     let shown = headers
@@ -160,7 +160,9 @@ pub(super) async fn check(State(app): State<Arc<App>>, request: Request, next: N
     }
     if *request.method() != Method::GET && *request.method() != Method::HEAD {
         guard.check_origin(request.headers())?;
-        check_content_type(&request)?;
+        if path != inputs::PATH {
+            check_content_type(&request)?;
+        }
     }
     Ok(next.run(request).await)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::body::Body;
@@ -10,13 +10,15 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
-use stagewire_core::{Incarnation, JobId, Timestamp};
+use stagewire_core::{Classify, Incarnation, JobId, Timestamp};
 use stagewire_sched::{IdempotencyKey, Input, Job, JobState, Outcome, Phase, Sched, StageRun, Urgency};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::ApiError;
 use super::{App, Shared, body, query, waiting};
+use crate::driver::DriveError;
+use crate::inputs::Pins;
 use crate::nearest::known;
 
 /// Header that makes a submission repeatable.
@@ -38,6 +40,7 @@ pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -
     let (given, mut urgency) = request(&app, &bytes)?;
     let given = app.pipeline.params.check(given)?;
     urgency.shape = app.pipeline.params.shape(&given);
+    let pins = app.inputs.pin(&given)?;
     let params: Arc<str> = Value::Object(given).to_string().into();
     let key = key(&headers)?.map(|key| IdempotencyKey {
         key,
@@ -51,7 +54,7 @@ pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -
         key,
         urgency,
     };
-    let submitted = app.driver.decide(input).await?;
+    let submitted = decide(&app, input, pins).await?;
     let job = submitted.unwrap_or(new);
     let json = show_job(&app, job).await?;
     let status = if job == new {
@@ -64,6 +67,26 @@ pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -
         response.headers_mut().insert(header::LOCATION, location);
     }
     Ok(response)
+}
+
+/// Submits, and keeps the inputs of the job until the scheduler has it, also where the client does not wait for that.
+async fn decide(app: &Arc<App>, input: Input, pins: Pins) -> Result<Option<JobId>, ApiError> {
+    let driver = app.driver.clone();
+    let deciding = tokio::spawn(async move {
+        let decided = driver.decide(input).await;
+        drop(pins);
+        decided
+    });
+    let decided = deciding.await.unwrap_or(Err(DriveError::Stopped));
+    decided.map_err(|error| {
+        let full = error.reason() == "queue.full";
+        let answer = ApiError::from(error);
+        if full {
+            answer.after(app.pace.next_end(Instant::now()))
+        } else {
+            answer
+        }
+    })
 }
 
 /// The parameters in the body of a submission, and how urgent it is.

@@ -98,6 +98,7 @@ pub(super) async fn stats(State(app): Shared) -> Result<Json<Value>, ApiError> {
         .collect();
     let connector = app.store.connector().stats();
     let store = app.store.usage();
+    let (inputs, input_bytes, input_limit) = app.inputs.usage();
     Ok(Json(json!({
         "at_ns": snapshot.at,
         "epoch": app.epoch,
@@ -110,6 +111,11 @@ pub(super) async fn stats(State(app): Shared) -> Result<Json<Value>, ApiError> {
             "payloads": connector.live_payloads,
             "bytes": store.used(),
             "limit_bytes": store.limit,
+        },
+        "inputs": {
+            "count": inputs,
+            "bytes": input_bytes,
+            "limit_bytes": input_limit,
         },
         "transfer": {
             "regions": connector.host.regions,

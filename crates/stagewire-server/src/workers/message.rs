@@ -8,7 +8,7 @@ use stagewire_sched::{Offer, PayloadInfo};
 /// How long a draining worker may finish what runs: the scheduler sets no bound.
 const DRAIN_MS: u64 = 25_000;
 
-pub(crate) fn offer(offer: Offer) -> Message {
+pub(crate) fn offer(offer: Offer, files: Vec<v1::InputFile>) -> Message {
     Message::Offer(v1::Offer {
         token: Some(offer.token.into()),
         stage: offer.stage.to_string(),
@@ -28,6 +28,7 @@ pub(crate) fn offer(offer: Offer) -> Message {
             chunk_dim: offer.output.chunk_dim,
         }),
         answer_within_ms: u64::try_from(offer.answer_within.as_millis()).unwrap_or(u64::MAX),
+        files,
     })
 }
 

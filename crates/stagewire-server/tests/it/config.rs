@@ -77,7 +77,7 @@ fn typos_name_file_line_key_and_the_nearest_valid_one() {
     insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max, shape"#);
     insta::assert_snapshot!(error("\"admission\"", "\"admision\""), @r#"stagewire.toml:17: unknown value "admision" in [[stage]]; did you mean "admission"? Valid here: work-queue, admission"#);
     insta::assert_snapshot!(error("\"stream\"", "\"chunked\""), @r#"stagewire.toml:29: unknown value "chunked" in [[edge]]; valid here: whole, stream"#);
-    insta::assert_snapshot!(error("\"integer\"", "\"int\""), @r#"stagewire.toml:8: unknown value "int" in [pipeline.params.steps]; did you mean "integer"? Valid here: string, integer, number, boolean"#);
+    insta::assert_snapshot!(error("\"integer\"", "\"int\""), @r#"stagewire.toml:8: unknown value "int" in [pipeline.params.steps]; did you mean "integer"? Valid here: string, integer, number, boolean, input"#);
 }
 
 #[test]
@@ -94,6 +94,8 @@ fn wrong_values_say_what_to_write() {
     insta::assert_snapshot!(error("127.0.0.1:0", "0.0.0.0:7070"), @r#"stagewire.toml:34: "listen" = 0.0.0.0:7070 can be reached from other hosts, so clients must show a token: set "token-file", or listen on 127.0.0.1"#);
     insta::assert_snapshot!(error("127.0.0.1:0", "localhost"), @r#"stagewire.toml:34: "listen" is "localhost"; write an address and a port, for instance "127.0.0.1:7070" (port 0 takes a free one)"#);
     insta::assert_snapshot!(error("store-bytes = \"1.5GiB\"", "max-body = \"64MiB\""), @r#"stagewire.toml:35: "max-body" is 64.0 MiB; it must be at most 16.0 MiB"#);
+    insta::assert_snapshot!(error("store-bytes = \"1.5GiB\"", "max-input = \"5GiB\""), @r#"stagewire.toml:35: "max-input" is 5.0 GiB, more than "input-bytes" has for all inputs together (4.0 GiB)"#);
+    insta::assert_snapshot!(error("type = \"string\"", "type = \"input\"\ndefault = \"cat.png\""), @r#"stagewire.toml:7: "default" of parameter "prompt" may only be "", for none: inputs come and go"#);
     insta::assert_snapshot!(error("name = \"wan\"\n", ""), @r#"stagewire.toml:1: in [pipeline]: missing key "name""#);
     insta::assert_snapshot!(error("[[edge]]", "[[edge]"), @r#"stagewire.toml:23: not TOML: unclosed array table, expected "]""#);
 }

@@ -252,16 +252,32 @@ async fn unknown_things_are_not_found() {
 async fn a_full_queue_says_so() {
     let site = Site::with("max-queued = 2\n");
     let api = site.start().await;
-    api.submit("a").await;
+    let (_, first) = api.post("/v1/jobs", &json!({"params": {"prompt": "a"}})).await;
     api.submit("b").await;
     let request = api
         .request(Method::POST, "/v1/jobs")
         .json(&json!({"params": {"prompt": "c"}}));
     let response = request.send().await.unwrap();
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert!(response.headers().contains_key("retry-after"));
+    // No job has ended yet.
+    assert_eq!(response.headers()["retry-after"], "5");
     let error: Value = response.json().await.unwrap();
     assert_eq!(error["error"]["reason"], "queue.full");
+    assert_eq!(error["error"]["details"]["retry_after_s"], "5");
+
+    let id = first["id"].as_str().unwrap();
+    api.post(&format!("/v1/jobs/{id}/cancel"), &json!({})).await;
+    api.until(id, &["cancelled"]).await;
+    let ended = std::time::Instant::now();
+    api.submit("c").await;
+    let request = api
+        .request(Method::POST, "/v1/jobs")
+        .json(&json!({"params": {"prompt": "d"}}));
+    let response = request.send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let told: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    // One has ended, just now; under load that may be seconds ago.
+    assert!((1..=ended.elapsed().as_secs() + 2).contains(&told), "{told} s");
     api.stop().await;
 }
 

@@ -5,6 +5,7 @@ mod config;
 mod crash;
 mod events;
 mod http;
+mod inputs;
 mod jobs;
 mod leave;
 mod protocol;

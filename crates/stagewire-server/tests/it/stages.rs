@@ -145,6 +145,15 @@ async fn encode(task: &Task) -> Result<(), Failure> {
             "ValueError: <b>this prompt is refused</b>",
         ));
     }
+    for path in task.files().iter().filter_map(|file| file.path.as_ref()) {
+        let picture = std::fs::read(path).map_err(failure)?;
+        if picture != prompt.as_bytes() {
+            return Err(failure(format!(
+                "the picture is {} bytes of something else",
+                picture.len()
+            )));
+        }
+    }
     let bytes: Vec<u8> = prompt.into_bytes();
     let shape = [bytes.len() as u64];
     complete(task, tensor(PayloadKind::Embedding, "embeds", &shape, bytes)).await

@@ -178,6 +178,12 @@ pub(crate) struct ParamSpec {
     pub(crate) help: Option<String>,
 }
 
+/// A file that the server keeps for jobs.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Input {
+    pub(crate) name: String,
+}
+
 /// One stage of the pipeline.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Stage {

@@ -1,4 +1,5 @@
 mod artefacts;
+mod inputs;
 mod params;
 
 use std::io::Read;
@@ -25,6 +26,7 @@ Examples:
   stagewire submit \"a red cat\" --out cat.mp4 --timeline cat.html
   stagewire submit - --out cat.mp4 <prompt.txt
   stagewire submit \"a red cat\" --class interactive --queue-deadline 30 --out cat.mp4
+  stagewire submit \"it waves\" --param image=cat.png --out cat.mp4
   job=$(stagewire submit \"a red cat\" --no-wait); stagewire job $job
 
 `stagewire stages` lists the parameters that the pipeline takes.";
@@ -39,7 +41,7 @@ pub(crate) struct SubmitArgs {
     #[arg(value_name = "PROMPT")]
     prompt: Option<String>,
 
-    /// Another parameter of the pipeline; may be repeated
+    /// Another parameter of the pipeline, a file for one of type input; may be repeated
     #[arg(long = "param", short = 'p', value_name = "NAME=VALUE")]
     params: Vec<String>,
 
@@ -80,6 +82,7 @@ pub(crate) async fn run(args: SubmitArgs, global: &Global, output: &Output) -> R
     let mut signals = Signals::listen()?;
     let pipeline = client.pipeline().await?;
     let params = params::collect(prompt(args.prompt)?, &args.params, &pipeline)?;
+    let params = inputs::send(&client, params, &pipeline).await?;
     // The key makes it safe to ask again when the answer is lost: there is one job, whatever happens.
     let key = uuid::Uuid::new_v4().to_string();
     let mut body = json!({ "params": params });

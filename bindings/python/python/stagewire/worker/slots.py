@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._bundle import Imported
@@ -65,12 +66,13 @@ class Slot:
             task.fail(told.error_class, told.reason, told.message, told.details)
 
     def _context(self, task: Task) -> Context:
+        files = {param: None if path is None else Path(path) for param, path in task.files}
         return Context(
             task=_Reporter(task),
             stage=self._stage.name,
             job_id=task.job_id,
             attempt=task.attempt,
-            params=json.loads(task.params),
+            params={**json.loads(task.params), **files},
             inputs={stage: TaskInput(task, stage, handle) for stage, handle in task.inputs},
         )
 

@@ -4,7 +4,11 @@ use crate::client::{ParamSpec, Pipeline};
 use crate::exit::Fault;
 
 /// The parameters of a job, with the types that the pipeline declares. What the server would refuse is left to it.
-pub(super) fn collect(prompt: Option<String>, given: &[String], pipeline: &Pipeline) -> Result<Value, Fault> {
+pub(super) fn collect(
+    prompt: Option<String>,
+    given: &[String],
+    pipeline: &Pipeline,
+) -> Result<Map<String, Value>, Fault> {
     let mut params = Map::new();
     if let Some(prompt) = prompt {
         params.insert("prompt".to_owned(), Value::String(prompt));
@@ -20,7 +24,7 @@ pub(super) fn collect(prompt: Option<String>, given: &[String], pipeline: &Pipel
             return Err(Fault::usage(format!("the parameter {name:?} is given twice")));
         }
     }
-    Ok(Value::Object(params))
+    Ok(params)
 }
 
 fn typed(name: &str, text: &str, spec: Option<&ParamSpec>) -> Result<Value, Fault> {
@@ -73,7 +77,7 @@ mod tests {
         let given = ["steps=8", "scale=2", "tiled=true", "other=9"].map(str::to_owned);
         let params = collect(Some("1".to_owned()), &given, &pipeline()).unwrap();
         assert_eq!(
-            params,
+            Value::Object(params),
             json!({"prompt": "1", "steps": 8, "scale": 2.0, "tiled": true, "other": "9"})
         );
     }
