@@ -7,6 +7,7 @@ mod file;
 mod guard;
 mod inputs;
 mod jobs;
+mod openapi;
 mod pipeline;
 mod query;
 mod results;
@@ -74,10 +75,11 @@ pub(crate) fn router(app: Arc<App>, grpc: Router) -> Router {
         .route("/v1/jobs/{job}/artefacts/{artefact}", get(results::download))
         .route("/v1/jobs/{job}/timeline", get(timeline::json))
         .route("/v1/jobs/{job}/timeline.html", get(timeline::page_html))
-        .route(inputs::PATH, post(inputs::upload))
+        .route("/v1/inputs", post(inputs::upload))
         .route("/v1/inputs/{name}", get(inputs::download))
         .route("/v1/pipeline", get(pipeline::show))
         .route("/v1/stats", get(pipeline::stats))
+        .route("/v1/openapi.json", get(openapi::show))
         .route("/healthz", get(pipeline::health))
         .route("/readyz", get(pipeline::ready))
         .route("/metrics", get(pipeline::metrics))
@@ -138,10 +140,11 @@ fn route(path: &str) -> &'static str {
         ["v1", "jobs", _, "artefacts", _] => "/v1/jobs/{job}/artefacts/{artefact}",
         ["v1", "jobs", _, "timeline"] => "/v1/jobs/{job}/timeline",
         ["v1", "jobs", _, "timeline.html"] => "/v1/jobs/{job}/timeline.html",
-        ["v1", "inputs"] => inputs::PATH,
+        ["v1", "inputs"] => "/v1/inputs",
         ["v1", "inputs", _] => "/v1/inputs/{name}",
         ["v1", "pipeline"] => "/v1/pipeline",
         ["v1", "stats"] => "/v1/stats",
+        ["v1", "openapi.json"] => "/v1/openapi.json",
         ["healthz"] => "/healthz",
         ["readyz"] => "/readyz",
         ["metrics"] => "/metrics",

@@ -35,6 +35,7 @@
 //! | `GET /v1/jobs/ID/timeline`, `…/timeline.html` | what ran when and where, and every chunk, as data and as a page |
 //! | `GET /v1/pipeline` | stages, edges, parameters, workers |
 //! | `GET /v1/stats`, `GET /metrics` | numbers, as JSON and for Prometheus |
+//! | `GET /v1/openapi.json` | the API as an OpenAPI document |
 //! | `GET /healthz`, `GET /readyz` | 200 where the server lives; where every stage has a worker, else 503 |
 //!
 //! An event's data is `{"seq", "at_ns", "type", "stage", "attempt", "worker", …}`; `type` is `submitted`, `queued`,

@@ -8,6 +8,7 @@ mod http;
 mod inputs;
 mod jobs;
 mod leave;
+mod openapi;
 mod protocol;
 mod site;
 mod stages;

@@ -9,6 +9,8 @@ use stagewire_sched::Limits;
 use stagewire_server::{Config, RunDir, Server, ServerOptions};
 use tempfile::TempDir;
 
+use crate::openapi;
+
 /// How long a test waits for what must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -189,10 +191,14 @@ impl Http {
 }
 
 pub(crate) async fn answer(request: RequestBuilder) -> (StatusCode, Value) {
-    let response = request.send().await.unwrap();
+    let (client, request) = request.build_split();
+    let request = request.unwrap();
+    let (method, path) = (request.method().clone(), request.url().path().to_owned());
+    let response = client.execute(request).await.unwrap();
     let status = response.status();
     let text = response.text().await.unwrap();
     let json = serde_json::from_str(&text).unwrap_or(Value::String(text));
+    openapi::check(method.as_str(), &path, status, &json);
     (status, json)
 }
 
