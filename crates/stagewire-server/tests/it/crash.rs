@@ -79,6 +79,11 @@ async fn a_running_attempt_goes_on_under_the_next_server() {
     let workers = Workers::attach(&site.run_dir()).await;
     let job = server.http.submit("hold").await;
     let before = server.http.until_stage(&job, "denoise", "running").await;
+    // Granted is not yet told.
+    until("the worker to be at it", || async {
+        (workers.worker("denoise").busy() == 1).then_some(())
+    })
+    .await;
     server.kill();
     let server = ChildServer::start(&site).await;
     assert_eq!(workers.worker("denoise").busy(), 1);
