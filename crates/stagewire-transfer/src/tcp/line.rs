@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use libc::{MSG_DONTWAIT, c_int};
+use libc::{MSG_DONTWAIT, SO_RCVLOWAT, SOL_SOCKET, c_int, socklen_t};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
@@ -26,6 +26,9 @@ pub(crate) trait Socket: AsFd + Sync {
     /// # Cancel safety
     /// Safe.
     fn ready(&self, interest: Interest) -> impl Future<Output = io::Result<bool>> + Send;
+
+    /// So many bytes will come before the other end waits for anything: whoever waits for them need not hear of each segment.
+    fn expect(&self, _bytes: usize) {}
 }
 
 /// The runtime's poller watches it all the time.
@@ -87,6 +90,8 @@ pub(crate) struct Near {
     full: AtomicBool,
     /// Whether the last wait for bytes was no longer than [`BRIEFLY`].
     prompt: AtomicBool,
+    /// Bytes that must be there before whoever waits is woken.
+    batch: AtomicU32,
 }
 
 /// About as long as an inline copy of shared memory may keep a thread, and longer than a busy owner takes for an answer.
@@ -95,6 +100,9 @@ const BRIEFLY: Duration = Duration::from_micros(100);
 /// The least that the kernel's cheap timers can be told. They count in ticks: an answer that is late once may keep the
 /// thread for two of them, 8 ms where a second has 250.
 const PATIENTLY: Duration = Duration::from_millis(1);
+
+/// The kernel's segments are a little shorter, so that two come with each waking.
+pub(super) const BATCH: u32 = 64 << 10;
 
 impl Line {
     /// # Errors
@@ -111,6 +119,7 @@ impl Line {
             drained: AtomicBool::new(true),
             full: AtomicBool::new(false),
             prompt: AtomicBool::new(false),
+            batch: AtomicU32::new(1),
         }))
     }
 
@@ -161,6 +170,12 @@ impl Socket for Line {
             Self::Near(near) => near.ready(interest).await,
         }
     }
+
+    fn expect(&self, bytes: usize) {
+        if let Self::Near(near) = self {
+            near.expect(bytes);
+        }
+    }
 }
 
 impl Near {
@@ -197,6 +212,16 @@ impl Near {
         }
     }
 
+    /// Waking this side is the owner's work, and it is the owner's work that takes longest. Measured: 1 MiB comes at 1.0 of
+    /// the speed of a raw stream instead of 0.9.
+    fn expect(&self, bytes: usize) {
+        let batch = if bytes >= BATCH as usize { BATCH } else { 1 };
+        if self.batch.swap(batch, Ordering::Relaxed) != batch {
+            // Where it fails, this side is woken as before.
+            let _ = set_receive_low_water(&self.stream, batch);
+        }
+    }
+
     fn peek(&self) -> io::Result<usize> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let (_, bytes) = recv(&self.stream, &mut [0], flags)?;
@@ -222,6 +247,16 @@ impl Near {
         let watched = readiness::watch(self.stream.try_clone()?.into(), interest)?;
         watched.ready(interest).await?.retain_ready();
         Ok(true)
+    }
+}
+
+fn set_receive_low_water(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
+    let fd = socket.as_fd().as_raw_fd();
+    let len = size_of_val(&bytes) as socklen_t;
+    // SAFETY: the option is an int, which the kernel reads before the call returns.
+    match unsafe { libc::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, (&raw const bytes).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -255,5 +290,31 @@ mod tests {
         drop(peer);
         line.ready(Interest::READABLE).await.expect("the end");
         assert!(!line.is_quiet(), "its peer is gone");
+    }
+
+    #[tokio::test]
+    async fn who_expects_much_is_woken_for_much_or_for_the_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let (connected, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let line = Line::new(connected.expect("it listens")).expect("connected");
+        let (mut peer, _) = accepted.expect("connected");
+        let readable = |line: &Line| {
+            let now = Timespec::default();
+            poll(&mut [PollFd::new(line, PollFlags::IN)], Some(&now)).expect("polled") > 0
+        };
+        line.expect(2 * BATCH as usize);
+        peer.write_all(&[1; 100]).await.expect("connected");
+        while rustix::io::ioctl_fionread(&line).expect("a socket") < 100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!readable(&line));
+        line.expect(100);
+        assert!(readable(&line), "it is all that is expected");
+        line.expect(2 * BATCH as usize);
+        assert!(!readable(&line));
+        drop(peer);
+        line.ready(Interest::READABLE).await.expect("the end");
+        assert!(readable(&line));
     }
 }

@@ -1,6 +1,7 @@
 //! Both ends of a lane over a real socket, without a network around them.
 
 mod stage;
+mod wakes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
