@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 43] = [
+const OTHER: [&str; 44] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -63,6 +63,7 @@ const OTHER: [&str; 43] = [
     "memory.limit_in_bytes",
     "memory.max",
     "memory.stat",
+    "openapi.json",
     "mooncake.engine",
     "mooncake.store",
     "offer.answer",
