@@ -7,18 +7,20 @@ import mimetypes
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from .errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from typing_extensions import TypeIs
+
 PIECE = 1 << 20
 """Bytes of a file that are read at once."""
 
 
-def is_bytes(value: object) -> TypeGuard[bytes | bytearray | memoryview]:
+def is_bytes(value: object) -> TypeIs[bytes | bytearray | memoryview]:
     """Whether these are the bytes of a file."""
     return isinstance(value, bytes | bytearray | memoryview)
 
