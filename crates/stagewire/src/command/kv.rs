@@ -70,7 +70,7 @@ struct PlanArgs {
     #[command(flatten)]
     check: CheckArgs,
 
-    /// Tokens of the prompt, instead of those in [room]; page tables that [room] has none for are one run from page 1
+    /// Tokens of the prompt, instead of those of the file; page tables that the file lacks are one run from page 1
     #[arg(long, value_name = "TOKENS")]
     seq_len: Option<u64>,
 
