@@ -3,6 +3,7 @@
 //! The owner is another process. A copy begins when the reader, who has pinned the region, calls `pull`, and ends when the
 //! bytes count.
 
+mod apart;
 mod idle;
 mod local;
 mod mooncake;

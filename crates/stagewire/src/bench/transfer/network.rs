@@ -7,6 +7,7 @@ use anyhow::Context;
 use stagewire_transfer::probe::{Rows, Way};
 use stagewire_transfer::{Network, NetworkOptions, Pinned, TcpOptions, TransferOptions};
 
+use super::apart::Apart;
 use super::local::{check, pin};
 use super::owner::Memory;
 use super::raw;
@@ -41,8 +42,13 @@ const RUNS: u64 = 128;
 /// One way to get the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entrant {
-    Pull { digest: bool, shape: Shape },
+    Pull {
+        digest: bool,
+        shape: Shape,
+    },
     Raw,
+    /// Raw, with a hash of every piece at both ends.
+    RawHashed,
     Memcpy,
 }
 
@@ -80,8 +86,8 @@ impl Bench<'_> {
         }
         for size in sizes {
             let copies = shapes.iter().map(|shape| case("tcp copy", *size, *shape));
-            let hashed = case("tcp copy with digest", *size, Shape::Whole);
-            if copies.chain([hashed]).any(|case| self.wants(&case)) {
+            let hashed = ["tcp copy with digest", "raw TCP, hashed"].map(|what| case(what, *size, Shape::Whole));
+            if copies.chain(hashed).any(|case| self.wants(&case)) {
                 self.output.say(format_args!("tcp, {}", size_name(*size)));
                 let done = self.tcp(*size, shapes, &networks).await;
                 done.with_context(|| format!("tcp, {}", size_name(*size)))?;
@@ -118,9 +124,11 @@ impl Bench<'_> {
             digest: false,
             shape: Shape::Whole,
         };
-        let entrants: Vec<_> = plain.clone().chain([hashed, Entrant::Raw, Entrant::Memcpy]).collect();
+        let bare = [Entrant::Raw, Entrant::RawHashed, Entrant::Memcpy];
+        let entrants: Vec<_> = plain.clone().chain([hashed]).chain(bare).collect();
+        let apart = Apart::new(self.owner.pid().context("the owner has ended")?)?;
         let contest = round.contest(&entrants).await?;
-        drop(round);
+        drop((round, apart));
         let from_mib = |target| (size >= MIB).then_some(target);
         let name = |what: &str, shape: Shape| case(what, size, shape);
         if size < 64 << 10 {
@@ -157,14 +165,25 @@ impl Bench<'_> {
                 self.tcp_row(case(), unit, &contest, entrant, (Entrant::Raw, "raw TCP"), None);
             }
         }
-        let case = name("tcp copy with digest", Shape::Whole);
+        let case = || name("tcp copy with digest", Shape::Whole);
         self.tcp_row(
-            case,
+            case(),
             unit,
             &contest,
             hashed,
             (Entrant::Raw, "raw TCP"),
             from_mib(RAW_WITH_DIGEST),
+        );
+        let limit = (Entrant::RawHashed, "raw TCP, hashed");
+        self.tcp_row(case(), unit, &contest, hashed, limit, None);
+        let limit = name("raw TCP, hashed", Shape::Whole);
+        self.tcp_row(
+            limit,
+            unit,
+            &contest,
+            Entrant::RawHashed,
+            (Entrant::Raw, "raw TCP"),
+            None,
         );
         self.owner.release().await
     }
@@ -202,7 +221,7 @@ impl Round<'_> {
             self.once(*entrant).await.with_context(|| format!("{entrant:?}"))?;
             let shape = match entrant {
                 Entrant::Pull { shape, .. } => *shape,
-                Entrant::Raw | Entrant::Memcpy => Shape::Whole,
+                Entrant::Raw | Entrant::RawHashed | Entrant::Memcpy => Shape::Whole,
             };
             check(&mut self.rooms, &shape.record(self.size)).with_context(|| format!("{entrant:?}"))?;
         }
@@ -225,8 +244,10 @@ impl Round<'_> {
         }
         let destination = self.rooms.destination.bytes().context("in use")?;
         let destination = &mut destination[..self.size as usize];
-        if entrant == Entrant::Raw {
-            return Ok(self.raw.read(destination)?);
+        match entrant {
+            Entrant::Raw => return Ok(self.raw.read(destination)?),
+            Entrant::RawHashed => return Ok(self.raw.read_hashed(destination)?),
+            Entrant::Pull { .. } | Entrant::Memcpy => {}
         }
         let own = self.rooms.own.bytes().context("in use")?;
         let begin = Instant::now();
