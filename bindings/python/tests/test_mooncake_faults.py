@@ -6,6 +6,7 @@ import functools
 import json
 import signal
 import time
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,6 +145,32 @@ def test_a_claim_that_was_given_up_holds_nobody_of_its_process_up(store: Mooncak
         with store.claim(placed):
             assert reason(lambda: store.claim(placed)) == "payload.claimed"
     assert store.remove(placed)
+
+
+def test_who_gives_up_undoes_nothing_of_others(store: MooncakeStore, lender: Child, master: Master) -> None:
+    placed = store.put([b"x"])
+    assert lender.ask("claim", placed.to_bytes().hex()) == placed.to_bytes().hex()
+    for _ in range(3):
+        master.send(signal.SIGSTOP)
+        try:
+            assert reason(lambda: store.claim(placed, deadline=0.3)) == "mooncake_store.deadline"
+        finally:
+            master.send(signal.SIGCONT)
+        until("every call has ended", lambda: store.stats()["calls"] == 0)
+        assert reason(lambda: store.claim(placed)) == "payload.claimed"
+    lender.ask("release")
+
+    payload_id = str(uuid.uuid4())
+    with store.create([MIB], payload_id=payload_id) as draft:
+        for _ in range(50):
+            again = functools.partial(store.put, [b"x"], payload_id=payload_id, deadline=0.0)
+            assert reason(again) in {"mooncake_store.deadline", "store.exists"}
+        until("every call has ended", lambda: store.stats()["calls"] == 0)
+        np.from_dlpack(draft.part(0))[:] = pattern(MIB, 3)
+        written = draft.seal()
+    into = zeros(written)
+    store.read(written, into)
+    assert (into[0] == pattern(MIB, 3)).all()
 
 
 def test_a_master_that_stands_still_holds_nobody_up(store: MooncakeStore, master: Master) -> None:

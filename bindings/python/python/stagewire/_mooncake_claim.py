@@ -119,7 +119,8 @@ class Claim:
         self._client = client
         self._key = key
         self._reader = reader
-        self._held = False
+        # Whether what is under the key, if anything is, is this one.
+        self._begun = False
 
     @classmethod
     def make(cls, client: Client, reads: Reads, placed: Placed, until: Until) -> Self:
@@ -146,9 +147,9 @@ class Claim:
 
     def release(self) -> None:
         """Lets others have it, this process among them. Calling it again does nothing."""
-        held = self._held
-        self.forget()
-        if held:
+        begun = self._begun
+        _wanted.discard(self._reader.nonce)
+        if begun:
             # Nobody else has a claim of this number. Where the master does not answer in time, this one ends with its
             # process, or with the payload.
             with contextlib.suppress(StagewireError):
@@ -156,7 +157,7 @@ class Claim:
 
     def forget(self) -> None:
         """It has gone with the payload."""
-        self._held = False
+        self._begun = False
         _wanted.discard(self._reader.nonce)
 
     def _try(self, reads: Reads, payload_id: str, until: Until) -> Reader | None:
@@ -167,7 +168,6 @@ class Claim:
             code = self._client.call(what, until, self._write, self._take_back)
             # A store without room for a claim must be read all the more.
             if code in (0, NO_ROOM):
-                self._held = code == 0
                 return None
             # Bad arguments are what the wheel calls a key that this very process is writing.
             if code not in (EXISTS, BAD_ARGUMENTS):
@@ -188,14 +188,16 @@ class Claim:
         code = int(store.batch_put_session_start([self._key], [size], self._client.pinned)[0])
         if code != 0:
             return code
+        self._begun = True
         written = store.batch_put_from_multi_buffer_ranges([self._key], [[record.data_ptr]], [[size]], [[0]])
         if list(written) != [size]:
-            store.batch_put_session_revoke([self._key])
+            self._take_back(store)
             return min(int(written[0]), -1)
         return int(store.batch_put_session_end([self._key])[0])
 
     def _take_back(self, store: Any) -> None:
-        if store.batch_put_session_revoke([self._key])[0] != 0:
+        begun, self._begun = self._begun, False
+        if begun and store.batch_put_session_revoke([self._key])[0] != 0:
             store.batch_remove([self._key], True)
 
     def __enter__(self) -> Self:

@@ -66,6 +66,8 @@ class Writes:
         sizes = [layout.header_bytes, *(block.nbytes for block in layout.blocks())]
         config = self._client.pinned if pinned else self._client.evictable
 
+        mine: list[str] = []
+
         def start(store: Any) -> int:
             codes = list(store.batch_put_session_start(keys, sizes, config))
             begun = [key for key, code in zip(keys, codes, strict=True) if code == 0]
@@ -75,12 +77,15 @@ class Writes:
                     store.batch_put_session_revoke(begun)
                 # Bad arguments are what the wheel calls an id that this very process is writing.
                 return EXISTS if codes[0] in (EXISTS, BAD_ARGUMENTS) else int(refused[0])
+            mine.extend(keys)
             return 0
 
         what = f"beginning payload {layout.payload_id} in Mooncake Store"
 
         def undo(store: Any) -> None:
-            store.batch_put_session_revoke(keys)
+            # Another draft of this id may have the keys.
+            if mine:
+                store.batch_put_session_revoke(mine)
 
         return self._client.call(what, until, start, undo)
 
