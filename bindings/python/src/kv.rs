@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
-use stagewire_kv::{Component, Engine, Geometry, Pair, Plan, PlanRequest, dtype, handshake};
+use stagewire_kv::{
+    Component, Engine, Geometry, GeometryError, Pair, Plan, PlanRequest, UnknownName, dtype, handshake,
+};
 
-use crate::error::{invalid, raise_from};
+use crate::error::raise_from;
 
 /// A `stagewire.kv.Component`, by its attributes.
 #[derive(FromPyObject)]
@@ -28,12 +30,21 @@ struct ComponentArguments {
 
 impl ComponentArguments {
     fn component(self, py: Python<'_>) -> PyResult<Component> {
-        let wrong =
-            |error: &dyn std::error::Error| invalid(py, "kv.geometry", format!("component {:?}: {error}", self.name));
+        let wrong = |field, value: &str, expected| {
+            let error = GeometryError::Field {
+                component: self.name.clone(),
+                field,
+                value: format!("{value:?}"),
+                expected,
+            };
+            raise_from(py, &error)
+        };
+        let one_of = |error: UnknownName| format!("one of {}", error.known);
         Ok(Component {
-            kind: self.kind.parse().map_err(|error| wrong(&error))?,
-            layout: self.layout.parse().map_err(|error| wrong(&error))?,
-            dtype: dtype(&self.dtype).map_err(|error| wrong(&error))?,
+            kind: (self.kind.parse()).map_err(|error| wrong("kind", &self.kind, one_of(error)))?,
+            layout: (self.layout.parse()).map_err(|error| wrong("layout", &self.layout, one_of(error)))?,
+            dtype: dtype(&self.dtype)
+                .map_err(|_| wrong("dtype", &self.dtype, "a type of PyTorch, as it is stored".to_owned()))?,
             name: self.name,
             layers: self.layers,
             kv_heads: self.kv_heads,
@@ -143,11 +154,11 @@ pub(crate) struct KvPlan(Plan);
 
 #[pymethods]
 impl KvPlan {
-    fn descriptors<'py>(&self, py: Python<'py>) -> Bound<'py, PyByteArray> {
+    fn descriptors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
         columns::descriptors(py, &self.0)
     }
 
-    fn records<'py>(&self, py: Python<'py>) -> Bound<'py, PyByteArray> {
+    fn records<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyByteArray>> {
         columns::records(py, &self.0)
     }
 

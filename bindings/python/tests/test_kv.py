@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stagewire import kv
-from stagewire.errors import Invalid, StagewireError, Unsupported
+from stagewire.errors import Exhausted, Invalid, StagewireError, Unsupported
 
 FULL = kv.Component("full", layers=18, kv_heads=8, k_dim=64, v_dim=64, dtype="bfloat16")
 SWA = kv.Component("swa", layers=18, kv_heads=8, k_dim=64, v_dim=64, dtype="bfloat16", window=127)
@@ -107,6 +107,26 @@ def test_chunks_are_the_whole() -> None:
     assert only.nbytes == 192 * 512 * 36
     with pytest.raises(Invalid, match="no component of this plan"):
         only.token_range("full")
+
+
+def test_the_window_moves_whole_after_the_chunks() -> None:
+    pair = kv.handshake(engine(1), engine(4))
+    parts = [planned(pair, 0, 2, tokens=chunk, components=["full"]) for chunk in ((0, 100), (100, 280), (280, 300))]
+    window = planned(pair, 0, 2, components=["swa"])
+    assert window.token_range("swa") == (128, 173, 300)
+    rows = np.concatenate([part.descriptors() for part in (*parts, window)])
+    assert (np.sort(rows) == np.sort(planned(pair, 0, 2).descriptors())).all()
+
+
+def test_more_rows_than_memory_holds() -> None:
+    component = kv.Component("full", layers=2**16, kv_heads=2, k_dim=1, v_dim=1, dtype="uint8")
+    sides = [kv.Engine(tp_size=tp, page_size=2**20, components=[component]) for tp in (1, 2)]
+    table = {"full": range(1, 129)}
+    plan = kv.handshake(*sides).plan(0, 0, seq_len=2**27, src_pages=table, dst_pages=table)
+    with pytest.raises(Exhausted) as raised:
+        plan.descriptors()
+    assert (raised.value.reason, raised.value.details["entries"]) == ("kv.memory", str(2**44))
+    assert len(plan.records()) == 2**17
 
 
 def test_layers_are_paired_by_id() -> None:

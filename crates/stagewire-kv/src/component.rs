@@ -1,10 +1,13 @@
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 use stagewire_core::DType;
 
+use crate::window::TokenRange;
 use crate::{GeometryError, Kind, Layout};
 
 /// Most layers of a component.
-pub const MAX_LAYERS: u32 = 65_536;
+const MAX_LAYERS: u32 = 65_536;
 
 /// One pool of an engine's cache, over all its ranks: the full layers, the sliding-window layers, scales, state.
 ///
@@ -70,8 +73,18 @@ impl Component {
         }
     }
 
+    /// Logical pages of a sequence that decode needs: those of the window; of state the one that there is. Page tables have
+    /// as many entries as the end says.
+    pub fn pages(&self, page_size: u32, seq_len: u64) -> Range<u64> {
+        if self.kind == Kind::Mamba {
+            return 0..1;
+        }
+        let page = u64::from(page_size);
+        TokenRange::of(self.window, 0, seq_len, page).page_start / page..seq_len.div_ceil(page)
+    }
+
     /// Whether there are scales, in this component or as this component.
-    pub fn is_block_scaled(&self) -> bool {
+    pub(crate) fn is_block_scaled(&self) -> bool {
         self.kind == Kind::BlockScale || self.scales.is_some()
     }
 
@@ -81,17 +94,17 @@ impl Component {
     }
 
     pub(crate) fn check(&self) -> Result<(), GeometryError> {
-        let wrong = |field: &'static str, value: String, expected: &'static str| GeometryError::Field {
+        let wrong = |field: &'static str, value: String, expected: &str| GeometryError::Field {
             component: self.name.clone(),
             field,
             value,
-            expected,
+            expected: expected.to_owned(),
         };
         if self.name.is_empty() || self.name.len() > 64 {
             return Err(wrong("name", format!("{:?}", self.name), "1 to 64 bytes"));
         }
         if !(1..=MAX_LAYERS).contains(&self.layers) {
-            return Err(wrong("layers", self.layers.to_string(), "1 to 65536"));
+            return Err(wrong("layers", self.layers.to_string(), &format!("1 to {MAX_LAYERS}")));
         }
         if self.kv_heads == 0 {
             return Err(wrong("kv_heads", "0".to_owned(), "at least 1"));

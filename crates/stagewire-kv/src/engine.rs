@@ -5,14 +5,14 @@ use serde::{Deserialize, Serialize};
 use crate::buffers::Buffers;
 use crate::{Component, GeometryError, Incompatible};
 
-/// Version of the handshake: what [`Engine::to_bytes`] begins with.
-pub const VERSION: u16 = 1;
+/// Version of the handshake: what `to_bytes` begins with.
+const VERSION: u16 = 1;
 
 /// Most tensor-parallel ranks of an engine.
-pub const MAX_TP: u32 = 4096;
+const MAX_TP: u32 = 4096;
 
 /// Most pipeline stages of an engine.
-pub const MAX_PP: u32 = 256;
+const MAX_PP: u32 = 256;
 
 /// What an engine says of itself, unchecked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

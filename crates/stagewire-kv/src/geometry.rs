@@ -12,7 +12,7 @@ pub enum GeometryError {
         component: String,
         field: &'static str,
         value: String,
-        expected: &'static str,
+        expected: String,
     },
     #[error("{field} is {value}; it must be 1 to {most}")]
     Size { field: &'static str, value: u32, most: u32 },
@@ -41,17 +41,23 @@ impl Classify for GeometryError {
                 component,
                 field,
                 value,
-                ..
+                expected,
             } => vec![
                 ("component", component.clone()),
                 ("field", (*field).to_owned()),
                 ("value", value.clone()),
+                ("expected", expected.clone()),
             ],
-            Self::Size { field, value, .. } => vec![("field", (*field).to_owned()), ("value", value.to_string())],
+            Self::Size { field, value, most } => vec![
+                ("field", (*field).to_owned()),
+                ("value", value.to_string()),
+                ("most", most.to_string()),
+            ],
             Self::NoComponents => vec![],
-            Self::SameName { component } | Self::UnknownPool { component, .. } | Self::TooLarge { component } => {
-                vec![("component", component.clone())]
+            Self::UnknownPool { component, known } => {
+                vec![("component", component.clone()), ("known", known.clone())]
             }
+            Self::SameName { component } | Self::TooLarge { component } => vec![("component", component.clone())],
         };
         pairs
             .into_iter()

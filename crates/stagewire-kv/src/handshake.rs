@@ -1,6 +1,7 @@
 //! What is known from the geometry alone is refused here, once, before anything moves.
 
-use crate::{Component, Engine, Geometry, Incompatible, Kind, Layout, Pair, divides, layers};
+use crate::heads::divides;
+use crate::{Component, Engine, Geometry, Incompatible, Kind, Layout, Pair, layers};
 
 /// Pairs a prefill engine with a decode engine.
 ///

@@ -6,22 +6,17 @@
 
 /// Heads `[start, end)`, counted over the whole model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct HeadRange {
+pub(crate) struct HeadRange {
     /// The first head.
-    pub start: u32,
+    pub(crate) start: u32,
     /// The one after the last.
-    pub end: u32,
+    pub(crate) end: u32,
 }
 
 impl HeadRange {
     /// Number of heads.
-    pub const fn len(self) -> u32 {
+    pub(crate) const fn len(self) -> u32 {
         self.end - self.start
-    }
-
-    /// Whether there is none.
-    pub const fn is_empty(self) -> bool {
-        self.end == self.start
     }
 }
 
@@ -41,12 +36,12 @@ pub struct HeadSlice {
 }
 
 /// Whether `heads` can be spread over `tp` ranks: one must divide the other.
-pub const fn divides(heads: u32, tp: u32) -> bool {
+pub(crate) const fn divides(heads: u32, tp: u32) -> bool {
     heads > 0 && tp > 0 && (heads.is_multiple_of(tp) || tp.is_multiple_of(heads))
 }
 
 /// The heads of one rank, where [`divides`] holds.
-pub const fn owned(heads: u32, tp: u32, rank: u32) -> HeadRange {
+pub(crate) const fn owned(heads: u32, tp: u32, rank: u32) -> HeadRange {
     if tp <= heads {
         let each = heads / tp;
         HeadRange {
@@ -66,7 +61,7 @@ pub const fn owned(heads: u32, tp: u32, rank: u32) -> HeadRange {
 ///
 /// Of the replicas of a head, the writer is the one that the peers' routing would ask first, so that replicas share the
 /// destinations among them: the source rank that lies across `dst_rank`, moved into the ranks that hold the head.
-pub fn slices(heads: u32, src_tp: u32, dst_tp: u32, dst_rank: u32) -> Vec<HeadSlice> {
+pub(crate) fn slices(heads: u32, src_tp: u32, dst_tp: u32, dst_rank: u32) -> Vec<HeadSlice> {
     let wanted = owned(heads, dst_tp, dst_rank);
     let across = across(src_tp, dst_tp, dst_rank);
     let mut found = Vec::new();
@@ -79,8 +74,7 @@ pub fn slices(heads: u32, src_tp: u32, dst_tp: u32, dst_rank: u32) -> Vec<HeadSl
             across.clamp(head * replicas, (head + 1) * replicas - 1)
         };
         let held = owned(heads, src_tp, src_rank);
-        // A head at least, so that this ends even where the writer were not to hold it.
-        let end = held.end.min(wanted.end).max(head + 1);
+        let end = held.end.min(wanted.end);
         found.push(HeadSlice {
             src_rank,
             dst_rank,

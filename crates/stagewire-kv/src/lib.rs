@@ -31,7 +31,7 @@
 //! let plan = pair.plan(&request)?;
 //! // Two heads of eight: 256 bytes a token, 256 tokens of full layers and 192 of the window, K and V, 18 layers each.
 //! assert_eq!(plan.nbytes(), 256 * (256 + 192) * 2 * 18);
-//! assert_eq!(plan.records().len(), (3 + 1) * 2 * 18);
+//! assert_eq!(plan.records()?.len(), (3 + 1) * 2 * 18);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -49,12 +49,12 @@ mod plan;
 mod refusal;
 mod window;
 
-pub use component::{Component, MAX_LAYERS};
+pub use component::Component;
 pub use dtype::dtype;
-pub use engine::{Engine, Geometry, MAX_PP, MAX_TP, VERSION};
+pub use engine::{Engine, Geometry};
 pub use geometry::GeometryError;
 pub use handshake::handshake;
-pub use heads::{HeadRange, HeadSlice, divides, owned, slices};
+pub use heads::HeadSlice;
 pub use layout::{Kind, Layout, UnknownName};
 pub use pair::Pair;
 pub use plan::{Descriptor, Packing, Plan, PlanError, PlanRequest, PlannedRecord, Section, Side};

@@ -1,8 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::buffers::Buffers;
-use crate::heads::replicated;
-use crate::{Component, Engine, Geometry, HeadSlice, Plan, PlanError, PlanRequest, layers, owned, plan, slices};
+use crate::heads::{owned, replicated, slices};
+use crate::{Component, Engine, Geometry, HeadSlice, Plan, PlanError, PlanRequest, layers, plan};
 
 /// A prefill engine and a decode engine that can hand over to each other.
 #[derive(Debug, Clone)]
@@ -17,8 +17,8 @@ pub struct Pair {
 pub(crate) struct Paired {
     pub(crate) name: String,
     pub(crate) window: Option<u64>,
-    /// The heads of each pair of tensor-parallel ranks that moves any.
-    pub(crate) slices: BTreeMap<(u32, u32), HeadSlice>,
+    /// For each tensor-parallel rank of the destination, the heads that it gets and from whom.
+    pub(crate) slices: Vec<Vec<HeadSlice>>,
     /// The layers of each pair of pipeline stages that moves any: (source, destination) in each stage's own list.
     pub(crate) layers: BTreeMap<(u32, u32), Vec<(u32, u32)>>,
     /// Of one layer of one rank, the same on both sides but for the heads.
@@ -72,9 +72,12 @@ impl Pair {
     pub fn routes(&self) -> Vec<(u32, u32)> {
         let (src, dst) = (self.prefill.geometry(), self.decode.geometry());
         let all = self.components.iter().flat_map(|paired| {
-            paired.slices.keys().flat_map(|tp| {
+            paired.slices.iter().flatten().flat_map(|slice| {
                 let stages = paired.layers.keys();
-                stages.map(|stage| (stage.0 * src.tp_size + tp.0, stage.1 * dst.tp_size + tp.1))
+                stages.map(|stage| {
+                    let (from, to) = (stage.0 * src.tp_size, stage.1 * dst.tp_size);
+                    (from + slice.src_rank, to + slice.dst_rank)
+                })
             })
         });
         let routes: BTreeSet<_> = all.collect();
@@ -85,20 +88,21 @@ impl Pair {
     pub fn writers(&self, dst_rank: u32) -> Vec<u32> {
         let (src, here) = (self.prefill.geometry(), Place::of(dst_rank, self.decode.geometry()));
         let all = self.components.iter().flat_map(|paired| {
-            let ranks = paired.slices.keys().filter(|tp| tp.1 == here.tp);
-            ranks.flat_map(|tp| {
+            paired.slices[here.tp as usize].iter().flat_map(|slice| {
                 let stages = paired.layers.keys().filter(|stage| stage.1 == here.stage);
-                stages.map(|stage| stage.0 * src.tp_size + tp.0)
+                stages.map(|stage| stage.0 * src.tp_size + slice.src_rank)
             })
         });
         let writers: BTreeSet<_> = all.collect();
         writers.into_iter().collect()
     }
 
-    /// The heads of a component that move between two tensor-parallel ranks, if any.
-    pub fn slice(&self, component: &str, src_tp_rank: u32, dst_tp_rank: u32) -> Option<HeadSlice> {
-        let found = self.components.iter().find(|paired| paired.name == component)?;
-        found.slices.get(&(src_tp_rank, dst_tp_rank)).copied()
+    /// The heads of a component that move between two ranks, in some layer, if any do.
+    pub fn slice(&self, component: &str, src_rank: u32, dst_rank: u32) -> Option<HeadSlice> {
+        let paired = self.components.iter().find(|paired| paired.name == component)?;
+        let from = Place::of(src_rank, self.prefill.geometry());
+        let to = Place::of(dst_rank, self.decode.geometry());
+        paired.carried(from, to).map(|(slice, _)| slice)
     }
 
     /// Plans what one rank sends to another for one room.
@@ -117,7 +121,7 @@ impl Pair {
 impl Paired {
     fn new((from, src): (&Component, &Geometry), (to, dst): (&Component, &Geometry)) -> Self {
         let tp = (src.tp_size, dst.tp_size);
-        let slices = (0..tp.1).flat_map(|rank| {
+        let slices = (0..tp.1).map(|rank| {
             if from.kind.is_replicated() {
                 vec![replicated(from.kv_heads, tp.0, tp.1, rank)]
             } else {
@@ -135,11 +139,19 @@ impl Paired {
         Self {
             name: from.name.clone(),
             window: from.window,
-            slices: slices.map(|slice| ((slice.src_rank, slice.dst_rank), slice)).collect(),
+            slices: slices.collect(),
             layers: layers::by_stage(&pairs, (from, src.pp_size), (to, dst.pp_size)),
             buffers: Buffers::of(from, src.page_size, layers::per_stage(from, src.pp_size))
                 .expect("a page of all layers was found to fit"),
             heads: (local(tp.0), local(tp.1)),
         }
+    }
+
+    /// What moves between two ranks, if anything does: heads, and layers as (source, destination).
+    pub(crate) fn carried(&self, from: Place, to: Place) -> Option<(HeadSlice, &[(u32, u32)])> {
+        let slices = &self.slices[to.tp as usize];
+        let slice = slices.iter().find(|slice| slice.src_rank == from.tp)?;
+        let layers = self.layers.get(&(from.stage, to.stage))?;
+        Some((*slice, layers))
     }
 }

@@ -14,8 +14,8 @@ mod stride;
 use stagewire_core::Record;
 
 use crate::pair::{Paired, Place};
-use crate::window::{TokenRange, pages_of};
-use crate::{HeadSlice, Pair};
+use crate::window::TokenRange;
+use crate::{HeadSlice, Kind, Layout, Pair};
 use cuts::{Cut, Pool, Tables};
 use shape::Shape;
 
@@ -48,16 +48,17 @@ struct BufferPlan {
 }
 
 /// Which side should copy through scratch where a transport moves runs of bytes only. Never both: the narrow side, whose
-/// ranks have fewer heads, sends or gets all of them, so its pages are contiguous.
+/// ranks have fewer heads, sends or gets all of them, so its pages are contiguous. Head after head, whole pages are
+/// contiguous on both sides, however few of the heads move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Packing {
-    /// Both sides have the same heads: runs of pages move as they are.
+    /// On both sides a page is one run of bytes: runs of pages move as they are.
     None,
     /// The source is wider: gather into scratch there, write straight into the destination's pages.
     Gather,
     /// The destination is wider: write the source's pages into scratch there, scatter.
     Scatter,
-    /// Neither side's slice is whole, as where the sizes do not divide each other: row by row.
+    /// On neither side, as where the sizes do not divide each other: row by row.
     Rows,
 }
 
@@ -77,7 +78,6 @@ pub struct PlannedRecord {
 }
 
 /// One run of bytes and the buffers that it is for.
-#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Descriptor {
     /// Index of the component in the engines' lists.
@@ -123,19 +123,25 @@ impl Plan {
         sections.fold(0, u64::saturating_add)
     }
 
-    /// Number of [`Plan::records`].
+    /// Number of [`Plan::records`]; `usize::MAX` where they are more.
     pub fn record_count(&self) -> usize {
-        self.sections.iter().map(Section::record_count).sum()
+        let sections = self.sections.iter().map(Section::record_count);
+        sections.fold(0, usize::saturating_add)
     }
 
-    /// Number of [`Plan::descriptors`].
+    /// Number of [`Plan::descriptors`]; `usize::MAX` where they are more.
     pub fn descriptor_count(&self) -> usize {
-        self.sections.iter().map(Section::descriptor_count).sum()
+        let sections = self.sections.iter().map(Section::descriptor_count);
+        sections.fold(0, usize::saturating_add)
     }
 
     /// The plan as strided records, one for each run of pages, by (component, kv, destination layer, destination offset).
-    pub fn records(&self) -> Vec<PlannedRecord> {
-        let mut all = Vec::with_capacity(self.record_count());
+    ///
+    /// # Errors
+    /// [`PlanError::Memory`] where there is not enough for so many.
+    pub fn records(&self) -> Result<Vec<PlannedRecord>, PlanError> {
+        let mut all = Vec::new();
+        reserve(&mut all, self.record_count())?;
         for (section, buffer) in self.buffers() {
             for &(src_layer, dst_layer) in &section.layers {
                 all.extend(buffer.records.iter().map(|&record| PlannedRecord {
@@ -147,21 +153,27 @@ impl Plan {
                 }));
             }
         }
-        all
+        Ok(all)
     }
 
     /// The plan as one entry for each run of bytes, in the order of [`Plan::records`]; runs that touch on both sides are one.
-    pub fn descriptors(&self) -> Vec<Descriptor> {
+    ///
+    /// # Errors
+    /// [`PlanError::Memory`] where there is not enough for so many.
+    pub fn descriptors(&self) -> Result<Vec<Descriptor>, PlanError> {
         let mut all = Vec::new();
-        self.descriptors_into(&mut all);
-        all
+        self.descriptors_into(&mut all)?;
+        Ok(all)
     }
 
     /// [`Plan::descriptors`], appended to a vector whose memory can be used again.
-    pub fn descriptors_into(&self, all: &mut Vec<Descriptor>) {
-        all.reserve(self.descriptor_count());
+    ///
+    /// # Errors
+    /// [`PlanError::Memory`] where there is not enough for so many.
+    pub fn descriptors_into(&self, all: &mut Vec<Descriptor>) -> Result<(), PlanError> {
+        reserve(all, self.descriptor_count())?;
         for (section, buffer) in self.buffers() {
-            let rows = rows::rows(&buffer.records);
+            let rows = rows::rows(&buffer.records)?;
             for &(src_layer, dst_layer) in &section.layers {
                 all.extend(rows.iter().map(|row| Descriptor {
                     component: section.index,
@@ -174,6 +186,7 @@ impl Plan {
                 }));
             }
         }
+        Ok(())
     }
 
     fn buffers(&self) -> impl Iterator<Item = (&Section, &BufferPlan)> {
@@ -208,17 +221,14 @@ impl Section {
 
     /// Strided records of all layers.
     pub fn record_count(&self) -> usize {
-        self.layers.len() * self.buffers.iter().map(|buffer| buffer.records.len()).sum::<usize>()
+        let layer: usize = self.buffers.iter().map(|buffer| buffer.records.len()).sum();
+        self.layers.len().saturating_mul(layer)
     }
 
     /// Runs of bytes of all layers.
     pub fn descriptor_count(&self) -> usize {
-        self.layers.len()
-            * self
-                .buffers
-                .iter()
-                .map(|buffer| rows::count(&buffer.records))
-                .sum::<usize>()
+        let layer: usize = self.buffers.iter().map(|buffer| rows::count(&buffer.records)).sum();
+        self.layers.len().saturating_mul(layer)
     }
 }
 
@@ -233,8 +243,12 @@ impl Packing {
         }
     }
 
-    fn of(slice: HeadSlice, (src, dst): (u32, u32)) -> Self {
-        match (slice.num_heads == src, slice.num_heads == dst) {
+    fn of(slice: HeadSlice, (src, dst): (u32, u32), layout: Layout, whole_pages: bool) -> Self {
+        let is_run = |heads: u32| match layout {
+            Layout::Hnd => whole_pages || slice.num_heads == 1,
+            _ => slice.num_heads == heads,
+        };
+        match (is_run(src), is_run(dst)) {
             (true, true) => Self::None,
             (false, true) => Self::Gather,
             (true, false) => Self::Scatter,
@@ -281,9 +295,9 @@ fn section(
 ) -> Result<Section, PlanError> {
     let geometry = pair.decode().geometry();
     let component = &geometry.components[index as usize];
-    let state = component.kind == crate::Kind::Mamba;
+    let state = component.kind == Kind::Mamba;
     let page = paired.buffers.tokens;
-    let (all, range) = request.ranges(paired, geometry, state)?;
+    let range = request.range(paired, geometry, state)?;
     let mut section = Section {
         index,
         name: paired.name.clone(),
@@ -295,28 +309,23 @@ fn section(
     let Some((slice, layers)) = paired.carried(from, to) else {
         return Ok(section);
     };
-    section.packing = Packing::of(slice, paired.heads);
-    let whole = !request.exact_window;
+    let pools = [pair.prefill(), pair.decode()].map(|engine| Pool(engine.pool(&paired.name)));
     let tables = Tables {
         component: &paired.name,
         src: request.table(&paired.name, Side::Prefill)?,
         dst: request.table(&paired.name, Side::Decode)?,
-        pages: if state { 1 } else { pages_of(request.seq_len, geometry) },
-        held: request.prefix(&paired.name) / page,
-        all,
+        needed: component.pages(geometry.page_size, request.seq_len),
+        pools,
     };
-    let cuts: Vec<Cut> = if state {
-        tables.whole(0..u64::from(!range.is_empty()), pair)?
-    } else {
-        tables.cuts(range, page, whole, pair)?
-    };
-    if !component.is_sliceable() && cuts.iter().any(|cut| cut.hi - cut.lo != page) {
+    let cuts: Vec<Cut> = tables.cuts(if state { range.as_state() } else { range }, page, request.exact_window)?;
+    let whole_pages = cuts.iter().all(|cut| cut.hi - cut.lo == page);
+    if !component.is_sliceable() && !whole_pages {
         return Err(PlanError::Exact {
             component: paired.name.clone(),
             layout: component.layout,
         });
     }
-    let pools = [pair.prefill(), pair.decode()].map(|engine| Pool(engine.pool(&paired.name)));
+    section.packing = Packing::of(slice, paired.heads, component.layout, whole_pages);
     for buffer in &paired.buffers.list {
         let shape = Shape::new(paired, slice, buffer.head, component.layout);
         shape.check_reach(&paired.name, &cuts)?;
@@ -328,11 +337,10 @@ fn section(
     Ok(section)
 }
 
-impl Paired {
-    /// What moves between two ranks, if anything does.
-    fn carried(&self, from: Place, to: Place) -> Option<(HeadSlice, &[(u32, u32)])> {
-        let slice = self.slices.get(&(from.tp, to.tp))?;
-        let layers = self.layers.get(&(from.stage, to.stage))?;
-        Some((*slice, layers))
-    }
+/// Room for so many more entries.
+fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<(), PlanError> {
+    list.try_reserve(more).map_err(|_| PlanError::Memory {
+        entries: more as u64,
+        nbytes: (more as u64).saturating_mul(size_of::<T>() as u64),
+    })
 }

@@ -63,7 +63,7 @@ pub enum Incompatible {
     },
     #[error(
         "component {component:?} has layout {layout}, whose pages cannot be cut by heads: tp_size {prefill_tp} at prefill \
-         and {decode_tp} at decode must be equal, or use nhd"
+         and {decode_tp} at decode must be equal, or use nhd or hnd"
     )]
     LayoutTp {
         component: String,

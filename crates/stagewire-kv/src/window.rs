@@ -1,5 +1,3 @@
-use crate::Geometry;
-
 /// Which tokens of a component move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenRange {
@@ -44,7 +42,16 @@ impl TokenRange {
         Self {
             page_start: down(start),
             start,
-            end: end.max(start),
+            end,
+        }
+    }
+
+    /// The same as the one page of state that stands for all tokens.
+    pub(crate) fn as_state(self) -> Self {
+        Self {
+            page_start: 0,
+            start: 0,
+            end: u64::from(!self.is_empty()),
         }
     }
 
@@ -52,16 +59,6 @@ impl TokenRange {
     pub const fn is_empty(self) -> bool {
         self.start >= self.end
     }
-
-    /// Number of needed tokens.
-    pub const fn tokens(self) -> u64 {
-        self.end.saturating_sub(self.start)
-    }
-}
-
-/// Pages that a table of so many tokens has.
-pub(crate) fn pages_of(tokens: u64, geometry: &Geometry) -> u64 {
-    tokens.div_ceil(geometry.page_size.into())
 }
 
 #[cfg(test)]

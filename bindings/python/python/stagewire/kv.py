@@ -210,8 +210,10 @@ class Pair:
             dst_pages: The destination's page tables.
             prefix: Tokens that the destination holds already, whole pages. Of a window, only if its pages were kept.
             tokens: One prefill chunk, ``(lo, hi)``. Without `exact_window` both are rounded down to whole pages, but
-                for the end of the sequence: then the chunks of a prompt share no page and leave none out.
-            components: The components that move; all by default.
+                for the end of the sequence: then the chunks of a prompt share no page and leave none out. A chunk
+                cuts windows as well.
+            components: The components that move; all by default. To move a window once, plan the chunks without it
+                and then it alone, with ``tokens=None``.
             exact_window: Move the needed tokens only, in every component, not the rest of their pages.
 
         Raises:
@@ -244,6 +246,9 @@ class Plan:
         Fields: component (its index), src_layer, dst_layer, kv (0 = K, 1 = V), src_off, dst_off, nbytes. Offsets are
         relative to the start of that layer's K or V buffer on that rank; they are unsigned, of 64 bits. Layers count
         those of the rank's pipeline stage.
+
+        Raises:
+            Exhausted: There is no memory for so many (``kv.memory``).
         """
         return _array(self._native.descriptors(), _DESCRIPTOR)
 
@@ -251,6 +256,9 @@ class Plan:
         """The same as strided records, one for each run of pages.
 
         Fields: component, src_layer, dst_layer, kv, src_off, dst_off, width, rows, src_pitch, dst_pitch.
+
+        Raises:
+            Exhausted: There is no memory for so many (``kv.memory``).
         """
         return _array(self._native.records(), _RECORD)
 

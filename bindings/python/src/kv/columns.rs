@@ -4,9 +4,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use stagewire_kv::{Descriptor, Plan};
 
+use crate::error::raise_from;
+
 /// `component, src_layer, dst_layer, kv` of 4 bytes each, `src_off, dst_off, nbytes` of 8.
-pub(super) fn descriptors<'py>(py: Python<'py>, plan: &Plan) -> Bound<'py, PyByteArray> {
-    let all = py.detach(|| plan.descriptors());
+pub(super) fn descriptors<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Bound<'py, PyByteArray>> {
+    let all = py
+        .detach(|| plan.descriptors())
+        .map_err(|error| raise_from(py, &error))?;
     table(py, &all, |row: &Descriptor| {
         let first = [row.component, row.src_layer, row.dst_layer, row.kv];
         (first, [row.src_off, row.dst_off, row.nbytes])
@@ -14,8 +18,8 @@ pub(super) fn descriptors<'py>(py: Python<'py>, plan: &Plan) -> Bound<'py, PyByt
 }
 
 /// As [`descriptors`], then `src_off, dst_off, width, rows, src_pitch, dst_pitch`.
-pub(super) fn records<'py>(py: Python<'py>, plan: &Plan) -> Bound<'py, PyByteArray> {
-    let all = py.detach(|| plan.records());
+pub(super) fn records<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Bound<'py, PyByteArray>> {
+    let all = py.detach(|| plan.records()).map_err(|error| raise_from(py, &error))?;
     table(py, &all, |row| {
         let record = row.record;
         let first = [row.component, row.src_layer, row.dst_layer, row.kv];
@@ -36,9 +40,9 @@ fn table<'py, T, const N: usize>(
     py: Python<'py>,
     rows: &[T],
     fields: impl Fn(&T) -> ([u32; 4], [u64; N]),
-) -> Bound<'py, PyByteArray> {
+) -> PyResult<Bound<'py, PyByteArray>> {
     let size = 16 + 8 * N;
-    let bytes = PyByteArray::new_with(py, rows.len() * size, |bytes| {
+    PyByteArray::new_with(py, rows.len() * size, |bytes| {
         for (out, row) in bytes.chunks_exact_mut(size).zip(rows) {
             let (first, second) = fields(row);
             let (narrow, wide) = out.split_at_mut(16);
@@ -50,6 +54,5 @@ fn table<'py, T, const N: usize>(
             }
         }
         Ok(())
-    });
-    bytes.expect("nothing in it fails")
+    })
 }

@@ -100,6 +100,10 @@ pub enum PlanError {
     },
     #[error("component {component:?}: the plan could not be proven, so nothing moves: {problem}; please report this")]
     Unproven { component: String, problem: String },
+    #[error(
+        "{entries} entries of a plan need {nbytes} bytes of memory, which there are not; plan fewer tokens at once"
+    )]
+    Memory { entries: u64, nbytes: u64 },
 }
 
 impl Classify for PlanError {
@@ -107,6 +111,7 @@ impl Classify for PlanError {
         match self {
             Self::Exact { .. } => ErrorClass::Unsupported,
             Self::Unproven { .. } => ErrorClass::Internal,
+            Self::Memory { .. } => ErrorClass::Exhausted,
             _ => ErrorClass::Invalid,
         }
     }
@@ -125,6 +130,7 @@ impl Classify for PlanError {
             Self::Exact { .. } => "kv.exact",
             Self::Address { .. } => "kv.address",
             Self::Unproven { .. } => "kv.unproven",
+            Self::Memory { .. } => "kv.memory",
         }
     }
 
@@ -142,7 +148,12 @@ impl Classify for PlanError {
             Self::UnknownComponent { component, known } => {
                 vec![("component", component.clone()), ("known", known.clone())]
             }
-            Self::Unproven { component, .. } => vec![("component", component.clone())],
+            Self::Unproven { component, problem } => {
+                vec![("component", component.clone()), ("problem", problem.clone())]
+            }
+            Self::Memory { entries, nbytes } => {
+                vec![("entries", entries.to_string()), ("nbytes", nbytes.to_string())]
+            }
             Self::NoTable { component, side } => vec![("component", component.clone()), ("side", side.to_string())],
             Self::TableLength {
                 component,
@@ -208,11 +219,15 @@ impl Classify for PlanError {
                 vec![("component", component.clone()), ("layout", layout.to_string())]
             }
             Self::Address {
-                component, side, page, ..
+                component,
+                side,
+                page,
+                page_bytes,
             } => vec![
                 ("component", component.clone()),
                 ("side", side.to_string()),
                 ("page", page.to_string()),
+                ("page_bytes", page_bytes.to_string()),
             ],
         };
         list.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

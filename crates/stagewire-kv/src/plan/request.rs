@@ -95,13 +95,8 @@ impl<'a> PlanRequest<'a> {
         }
     }
 
-    /// The tokens of one component that move in all chunks together, and those that move in this one.
-    pub(super) fn ranges(
-        &self,
-        paired: &Paired,
-        geometry: &Geometry,
-        state: bool,
-    ) -> Result<(TokenRange, TokenRange), PlanError> {
+    /// The tokens of one component that move.
+    pub(super) fn range(&self, paired: &Paired, geometry: &Geometry, state: bool) -> Result<TokenRange, PlanError> {
         let page = u64::from(geometry.page_size);
         let prefix = self.prefix(&paired.name);
         if prefix > self.seq_len || !prefix.is_multiple_of(page) || (state && prefix > 0) {
@@ -116,17 +111,14 @@ impl<'a> PlanRequest<'a> {
             // The state after the last token replaces all others.
             let last = self.tokens.is_none_or(|(lo, hi)| lo < hi && hi == self.seq_len);
             let start = if last { 0 } else { self.seq_len };
-            let range = TokenRange {
+            return Ok(TokenRange {
                 page_start: start,
                 start,
                 end: self.seq_len,
-            };
-            return Ok((range, range));
+            });
         }
         let all = TokenRange::of(paired.window, prefix, self.seq_len, page);
-        let part = self
-            .tokens
-            .map(|tokens| all.chunk(tokens, self.seq_len, page, self.exact_window));
-        Ok((all, part.unwrap_or(all)))
+        let chunk = |tokens| all.chunk(tokens, self.seq_len, page, self.exact_window);
+        Ok(self.tokens.map_or(all, chunk))
     }
 }

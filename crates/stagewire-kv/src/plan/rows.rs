@@ -1,5 +1,7 @@
 use stagewire_core::Record;
 
+use super::error::PlanError;
+
 /// One run of bytes of one buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Row {
@@ -9,8 +11,9 @@ pub(super) struct Row {
 }
 
 /// The rows of records, those that touch on both sides as one.
-pub(super) fn rows(records: &[Record]) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::with_capacity(count(records));
+pub(super) fn rows(records: &[Record]) -> Result<Vec<Row>, PlanError> {
+    let mut rows: Vec<Row> = Vec::new();
+    super::reserve(&mut rows, count(records))?;
     for record in records {
         let mut offsets = record.row_offsets();
         // Inside a record rows do not touch on both sides, or they would be one; at its beginning they may.
@@ -22,7 +25,7 @@ pub(super) fn rows(records: &[Record]) -> Vec<Row> {
         }
         rows.extend(offsets.map(|(src, dst)| Row::new(src, dst, record.width)));
     }
-    rows
+    Ok(rows)
 }
 
 /// How many [`rows`] there are.

@@ -2,6 +2,7 @@
 //! naive oracle.
 
 mod cases;
+mod hybrid;
 mod memory;
 mod models;
 mod mutants;

@@ -22,7 +22,7 @@ proptest! {
         for route in pair.routes() {
             for request in world.requests(route) {
                 let plan = pair.plan(&request).map_err(|error| TestCaseError::fail(format!("{world:?}: {error}")))?;
-                let (rows, expanded) = (rows(&plan), plan.descriptors());
+                let (rows, expanded) = (rows(&plan), plan.descriptors().unwrap());
                 prop_assert_eq!(expanded.len(), plan.descriptor_count());
                 let bytes = |list: &[Descriptor]| list.iter().map(|row| row.nbytes).sum::<u64>();
                 prop_assert_eq!([bytes(&rows), bytes(&expanded)], [plan.nbytes(); 2]);
@@ -40,7 +40,7 @@ proptest! {
 
 /// The rows of the records, one by one.
 fn rows(plan: &Plan) -> Vec<Descriptor> {
-    let all = plan.records().into_iter().flat_map(|planned| {
+    let all = plan.records().unwrap().into_iter().flat_map(|planned| {
         let rows = planned.record.row_offsets();
         rows.map(move |(src_off, dst_off)| Descriptor {
             component: planned.component,

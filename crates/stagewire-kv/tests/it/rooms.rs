@@ -1,6 +1,6 @@
 //! What is wrong with one room is an error of that room, before anything moves, and never a shorter transfer.
 
-use stagewire_core::{Classify, DType};
+use stagewire_core::{Classify, DType, ErrorClass};
 use stagewire_kv::{Component, Engine, Geometry, Kind, Layout, Pair, PlanRequest, handshake};
 
 fn paired(component: &Component, tp: u32) -> Pair {
@@ -137,7 +137,7 @@ fn the_last_page_there_can_be() {
                         ..PlanRequest::new(route.0, route.1, u64::from(2 * tokens) - u64::from(tokens > 1))
                     };
                     let plan = pair.plan(&request.pages("full", &src, &dst)).unwrap();
-                    assert_eq!(plan.descriptors().len(), plan.descriptor_count());
+                    assert_eq!(plan.descriptors().unwrap().len(), plan.descriptor_count());
                     planned += 1;
                 }
             }
@@ -154,6 +154,50 @@ fn more_bytes_than_can_be_counted() {
     let request = PlanRequest::new(0, 0, 100 << 20).pages("full", &table, &table);
     let plan = handshake(&engine, &engine).unwrap().plan(&request).unwrap();
     assert_eq!(plan.nbytes(), u64::MAX);
+}
+
+/// Pages whose rows no memory holds, of 2^49 bytes and more, are an error, not the end of the process.
+#[test]
+fn more_rows_than_memory_holds() {
+    let component = Component::mha("full", 65_536, 2, [1, 1], DType::U8);
+    let engine = |tp| Engine::new(Geometry::new(tp, 1 << 20, vec![component.clone()])).unwrap();
+    let table: Vec<i64> = (1..=128).collect();
+    let request = PlanRequest::new(0, 0, 128 << 20).pages("full", &table, &table);
+    let plan = handshake(&engine(1), &engine(2)).unwrap().plan(&request).unwrap();
+    let error = plan.descriptors().unwrap_err();
+    let entries = (2_u64 << 27 << 16).to_string();
+    assert_eq!((error.class(), error.reason()), (ErrorClass::Exhausted, "kv.memory"));
+    assert_eq!(error.details()["entries"], entries, "{error}");
+    assert!(error.to_string().contains(&entries));
+    assert_eq!(plan.records().unwrap().len(), 2 * 65_536);
+}
+
+/// What a message says stands in the details too.
+#[test]
+fn errors_have_their_values() {
+    let unknown = Geometry {
+        num_pages: [("other".to_owned(), 1)].into(),
+        ..Geometry::new(1, 4, vec![Component::mha("full", 2, 2, [4, 4], DType::BF16)])
+    };
+    let many = Geometry::new(4097, 4, unknown.components.clone());
+    let no_layers = Geometry::new(1, 4, vec![Component::mha("full", 0, 2, [4, 4], DType::BF16)]);
+    for (geometry, key, value) in [
+        (unknown, "known", "full"),
+        (many, "most", "4096"),
+        (no_layers, "expected", "1 to 65536"),
+    ] {
+        let error = Engine::new(geometry).unwrap_err();
+        assert_eq!(error.details()[key], value, "{error}");
+        assert!(error.to_string().contains(value), "{error}");
+    }
+    let component = Component::mha("full", 1, 1, [2, 2], DType::BF16);
+    let engine = Engine::new(Geometry::new(1, 4, vec![component])).unwrap();
+    let request = PlanRequest::new(0, 0, 1).pages("full", &[i64::MAX], &[1]);
+    let error = handshake(&engine, &engine).unwrap().plan(&request).unwrap_err();
+    assert_eq!(
+        (error.reason(), error.details()["page_bytes"].as_str()),
+        ("kv.address", "16")
+    );
 }
 
 #[test]
@@ -174,7 +218,11 @@ fn nothing_to_move_is_an_empty_plan() {
     request.prefix.insert("full", 8);
     let plan = pair().plan(&request).unwrap();
     assert_eq!(
-        (plan.nbytes(), plan.records().len(), plan.descriptors().len()),
+        (
+            plan.nbytes(),
+            plan.records().unwrap().len(),
+            plan.descriptors().unwrap().len()
+        ),
         (0, 0, 0)
     );
     let plan = pair().plan(&PlanRequest::new(0, 0, 0).pages("full", &[], &[])).unwrap();
@@ -209,6 +257,7 @@ fn state_moves_with_the_last_chunk_as_one_page() {
         .unwrap();
     let rows: Vec<_> = plan
         .descriptors()
+        .unwrap()
         .iter()
         .map(|d| (d.kv, d.src_off, d.dst_off, d.nbytes))
         .collect();
@@ -233,6 +282,7 @@ fn page_major_pools_have_one_buffer_and_scales_their_own() {
     let page = 3 * 4 * 6 * 2;
     let rows: Vec<_> = plan
         .descriptors()
+        .unwrap()
         .iter()
         .map(|d| (d.src_off, d.dst_off, d.nbytes))
         .collect();
@@ -242,7 +292,7 @@ fn page_major_pools_have_one_buffer_and_scales_their_own() {
         ..Component::mha("full", 1, 2, [4, 2], DType::F8E4M3)
     };
     let plan = paired(&scaled, 2).plan(&request(&[1, 2, 3], &[4, 5, 6])).unwrap();
-    let rows: Vec<_> = plan.descriptors().iter().map(|d| (d.kv, d.nbytes)).collect();
+    let rows: Vec<_> = plan.descriptors().unwrap().iter().map(|d| (d.kv, d.nbytes)).collect();
     assert_eq!(rows, [(0, 48), (1, 24), (2, 24), (3, 12)]);
 }
 
@@ -261,6 +311,55 @@ fn pipeline_stages_send_their_own_layers() {
     let plan = pair
         .plan(&PlanRequest::new(3, 1, 10).pages("full", &table, &table))
         .unwrap();
-    let layers: Vec<_> = plan.records().iter().map(|r| (r.src_layer, r.dst_layer)).collect();
+    let layers: Vec<_> = plan
+        .records()
+        .unwrap()
+        .iter()
+        .map(|r| (r.src_layer, r.dst_layer))
+        .collect();
     assert_eq!(layers, [(0, 2), (1, 3), (0, 2), (1, 3)]);
+}
+
+/// By id, layers of one component can go to another stage than those of the other; heads go where layers do.
+#[test]
+fn slices_are_what_moves() {
+    let full = Component {
+        layer_ids: Some(vec![0, 1]),
+        ..Component::mha("full", 2, 2, [4, 4], DType::BF16)
+    };
+    let swa = Component {
+        window: Some(3),
+        ..Component::mha("swa", 2, 2, [4, 4], DType::BF16)
+    };
+    let turned = Component {
+        layer_ids: Some(vec![1, 0]),
+        ..full.clone()
+    };
+    let engine = |components| {
+        let geometry = Geometry {
+            pp_size: 2,
+            ..Geometry::new(2, 4, components)
+        };
+        Engine::new(geometry).unwrap()
+    };
+    let pair = handshake(&engine(vec![full, swa.clone()]), &engine(vec![turned, swa])).unwrap();
+    assert_eq!(pair.routes().len(), 8);
+    let table = [1, 2, 3];
+    for (src, dst) in pair.routes() {
+        let request = PlanRequest::new(src, dst, 10)
+            .pages("full", &table, &table)
+            .pages("swa", &table, &table);
+        for section in pair.plan(&request).unwrap().sections() {
+            let slice = pair.slice(section.name(), src, dst);
+            assert_eq!(
+                slice.is_some(),
+                section.nbytes() > 0,
+                "{} {src} -> {dst}",
+                section.name()
+            );
+        }
+        assert_eq!(pair.slice("full", src, dst).is_some(), src / 2 != dst / 2);
+        assert_eq!(pair.slice("swa", src, dst).is_some(), src / 2 == dst / 2);
+    }
+    assert_eq!(pair.slice("other", 0, 0), None);
 }

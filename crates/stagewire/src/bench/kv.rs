@@ -99,7 +99,7 @@ impl Bench<'_> {
             let begin = Instant::now();
             let plan = plan(&self.pair, tables, 2)?;
             rows.clear();
-            plan.descriptors_into(&mut rows);
+            plan.descriptors_into(&mut rows).map_err(anyhow::Error::from)?;
             black_box(&rows);
             let planned = begin.elapsed();
             let begin = Instant::now();
@@ -150,7 +150,9 @@ impl Bench<'_> {
         for round in 0..WARM_UP + self.options.pairs {
             let begin = Instant::now();
             rows.clear();
-            plan(&self.pair, tables, 2)?.descriptors_into(&mut rows);
+            plan(&self.pair, tables, 2)?
+                .descriptors_into(&mut rows)
+                .map_err(anyhow::Error::from)?;
             black_box(&rows);
             let ours = begin.elapsed();
             let theirs = driver.time("plan").await?;
@@ -187,11 +189,13 @@ impl Bench<'_> {
         let mut pairs = Pairs::default();
         for round in 0..WARM_UP + self.options.pairs {
             let begin = Instant::now();
-            black_box(plan(&self.pair, tables, 2)?.records());
+            black_box(plan(&self.pair, tables, 2)?.records().map_err(anyhow::Error::from)?);
             let strided = begin.elapsed();
             let begin = Instant::now();
             rows.clear();
-            plan(&self.pair, tables, 2)?.descriptors_into(&mut rows);
+            plan(&self.pair, tables, 2)?
+                .descriptors_into(&mut rows)
+                .map_err(anyhow::Error::from)?;
             black_box(&rows);
             let expanded = begin.elapsed();
             if round >= WARM_UP {

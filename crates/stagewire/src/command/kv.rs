@@ -70,7 +70,7 @@ struct PlanArgs {
     #[command(flatten)]
     check: CheckArgs,
 
-    /// Tokens of the prompt, instead of those of the file; page tables that the file lacks are one run from page 1
+    /// Tokens of the prompt, instead of those of the file; page tables that the file lacks are one run from page 1, without pages before a window
     #[arg(long, value_name = "TOKENS")]
     seq_len: Option<u64>,
 
@@ -174,12 +174,10 @@ fn pair(file: &File) -> Result<Pair, Fault> {
 }
 
 fn slices(pair: &Pair) -> Vec<Slice> {
-    let (prefill, decode) = (pair.prefill().geometry(), pair.decode().geometry());
     let mut slices = Vec::new();
     for (src_rank, dst_rank) in pair.routes() {
-        for component in &decode.components {
-            let place = (src_rank % prefill.tp_size, dst_rank % decode.tp_size);
-            slices.extend(pair.slice(&component.name, place.0, place.1).map(|slice| Slice {
+        for component in &pair.decode().geometry().components {
+            slices.extend(pair.slice(&component.name, src_rank, dst_rank).map(|slice| Slice {
                 src_rank,
                 dst_rank,
                 component: component.name.clone(),

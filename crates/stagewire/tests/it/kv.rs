@@ -74,6 +74,48 @@ fn a_plan_shows_what_moves() {
     ");
 }
 
+/// A pool of the window holds what the window needs, not the whole prompt.
+#[test]
+fn made_up_tables_fit_a_pool_of_the_window() {
+    let sized = GEOMETRY.replace("[decode]", "num-pages = { full = 4096, swa = 64 }\n\n[decode]");
+    let (code, stdout, stderr) = run(&World::new(), "plan", &sized, &["--seq-len", "8192"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(
+        stdout.contains("swa        8065 to 8191  gather  36       4608"),
+        "{stdout}"
+    );
+    let small = sized.replace("swa = 64", "swa = 2");
+    let (code, _, stderr) = run(&World::new(), "plan", &small, &["--seq-len", "8192"]);
+    assert_eq!(code, 2);
+    assert!(
+        stderr.contains("logical page 127 is page 2 at prefill, whose pool ends with page 1"),
+        "{stderr}"
+    );
+}
+
+/// Stages hand over their own layers: what a plan does not move, a check does not show.
+#[test]
+fn a_check_shows_what_a_plan_moves() {
+    let layers = "layers = 2\nkv-heads = 2\nk-dim = 4\nv-dim = 4\ndtype = \"uint8\"\n";
+    let side = |side: &str, ids: &str| {
+        let full = format!("[[{side}.components]]\nname = \"full\"\nlayer-ids = {ids}\n{layers}");
+        let swa = format!("[[{side}.components]]\nname = \"swa\"\n{layers}");
+        format!("[{side}]\ntp-size = 2\npage-size = 4\npp-size = 2\n\n{full}\n{swa}\n")
+    };
+    let text = side("prefill", "[0, 1]") + &side("decode", "[1, 0]");
+    let world = World::new();
+    let (code, checked, stderr) = run(&world, "check", &text, &[]);
+    assert_eq!(code, 0, "{stderr}");
+    let (code, planned, stderr) = run(&world, "plan", &text, &["--seq-len", "10"]);
+    assert_eq!(code, 0, "{stderr}");
+    let routes = |table: &str| -> Vec<Vec<String>> {
+        let rows = table.lines().skip(1).map(str::split_whitespace);
+        rows.map(|cells| cells.take(3).map(str::to_owned).collect()).collect()
+    };
+    assert_eq!(routes(&checked), routes(&planned));
+    assert_eq!(routes(&checked).len(), 8);
+}
+
 #[test]
 fn a_plan_as_json_counts_every_route() {
     let room = format!("{GEOMETRY}\n[room]\nseq-len = 100\nexact-window = true\nsrc-pages = {{ full = [7, 3] }}\n");
@@ -108,7 +150,8 @@ fn wrong_files_and_rooms_are_usage_errors() {
     let (code, _, stderr) = run(&world, "plan", GEOMETRY, &[]);
     assert_eq!(code, 2);
     assert!(stderr.contains("give --seq-len"), "{stderr}");
-    let (code, _, stderr) = run(&world, "plan", GEOMETRY, &["--seq-len", "30000"]);
+    let small = GEOMETRY.replace("swa = 300", "full = 300");
+    let (code, _, stderr) = run(&world, "plan", &small, &["--seq-len", "30000"]);
     assert_eq!(code, 2);
     assert!(
         stderr.contains("whose pool ends with page 299 [invalid: kv.past_pool]"),

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
-use stagewire_kv::{Component, Engine, Geometry, Kind};
+use stagewire_kv::{Component, Engine, Geometry};
 
 use crate::exit::{Exit, Fault};
 
@@ -53,24 +53,28 @@ impl File {
 }
 
 impl Room {
-    /// With a table for every component: one run from page 1 where the file has none.
+    /// With a table for every component. Where the file has none: one run from page 1, no page before the window.
     pub(super) fn complete(mut self, engine: &Engine) -> Result<Self, Fault> {
         let geometry = engine.geometry();
         let seq_len = self
             .seq_len
             .ok_or_else(|| Fault::usage("how long is the prompt? give --seq-len, or seq-len in [room]"))?;
         for component in &geometry.components {
-            let pages = match component.kind {
-                Kind::Mamba => 1,
-                _ => seq_len.div_ceil(geometry.page_size.into()),
-            };
-            let pages = i64::try_from(pages).ok().filter(|&pages| pages <= MOST_PAGES);
-            let pages =
-                pages.ok_or_else(|| Fault::usage(format_args!("a prompt of {seq_len} tokens has too many pages")))?;
+            let needed = component.pages(geometry.page_size, seq_len);
+            if needed.end > MOST_PAGES {
+                let pages = needed.end;
+                return Err(Fault::usage(format_args!(
+                    "a prompt of {seq_len} tokens has {pages} pages, more than {MOST_PAGES}"
+                )));
+            }
+            let table = (0..needed.end).map(|page| match page.checked_sub(needed.start) {
+                Some(place) => place.cast_signed() + 1,
+                None => -1,
+            });
             for tables in [&mut self.src_pages, &mut self.dst_pages] {
                 tables
                     .entry(component.name.clone())
-                    .or_insert_with(|| (1..=pages).collect());
+                    .or_insert_with(|| table.clone().collect());
             }
         }
         Ok(self)
@@ -78,4 +82,4 @@ impl Room {
 }
 
 /// Most pages of a table that is made up.
-const MOST_PAGES: i64 = 1 << 24;
+const MOST_PAGES: u64 = 1 << 24;
