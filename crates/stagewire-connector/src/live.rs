@@ -205,10 +205,15 @@ impl Live {
         self
     }
 
-    /// Says that another put has found it. Whether that may be undone, it returns.
-    pub(crate) fn found_by(&self, right: Capability) -> bool {
+    /// Says that another put has found it: one that may be undone by this right, or one that relies on it, after which none
+    /// is undone. Whether the former is so, it returns.
+    pub(crate) fn found_by(&self, right: Option<Capability>) -> bool {
         let mut puts = lock(&self.puts);
-        puts.as_mut().map(|puts| puts.push(right)).is_some()
+        match (puts.as_mut(), right) {
+            (Some(rights), Some(right)) => rights.push(right),
+            _ => *puts = None,
+        }
+        puts.is_some()
     }
 
     /// Waits until nobody moves the payload any more.

@@ -259,7 +259,7 @@ fn here(shared: &Shared, handle: Handle, capability: Capability, object: &dyn Ob
 }
 
 /// The handle of a payload that is here already, for who may read it. `sent` says that its bytes came once more, and that
-/// the put may be undone, if those before it could be.
+/// the put may be undone, if those before it could be. One without bytes settles it: its producer relies on the answer.
 async fn existing(shared: &Shared, handle: &Handle, capability: Capability, sent: bool) -> Result<Taken, Failure> {
     let live = shared
         .table()
@@ -272,14 +272,12 @@ async fn existing(shared: &Shared, handle: &Handle, capability: Capability, sent
     if let Some(brought) = live.bring().await? {
         found.regions = brought.regions;
     }
-    let undo = (sent && live.found_by(handle.capability)).then_some(handle.capability);
-    if undo.is_some() && !shared.table().has(&live) {
-        // A put before this one was undone meanwhile.
-        return Err(Failure::new(
-            ErrorClass::Unavailable,
-            "store.lost",
-            "the payload was taken back just now; put it again",
-        ));
+    let right = handle.capability;
+    let undo = live.found_by(sent.then_some(right)).then_some(right);
+    if !shared.table().has(&live) {
+        // It ended meanwhile, perhaps because a put before this one was undone.
+        let message = format!("payload {} was taken back just now; put it again", handle.payload);
+        return Err(Failure::new(ErrorClass::Unavailable, "store.lost", message));
     }
     let handle = found;
     Ok(Taken { handle, undo })

@@ -1,3 +1,5 @@
+use std::task::Poll;
+
 use stagewire_core::{DType, Entry, EntryValue, Incarnation, Manifest, PayloadKind, StageName, TensorSpec};
 use stagewire_store::TokenGate;
 use stagewire_transfer::Borrowed;
@@ -189,6 +191,16 @@ async fn a_put_is_undone_unless_another_has_found_it() {
     }
     undo(8);
     assert!(world.keeper.live().is_empty() && !world.service.store().has(payload));
+
+    // Whose bytes the store would have pulled has given the payload up once it is answered.
+    put(7, 4).await.expect("there is room");
+    let found = put(8, 0).await.expect("it is there");
+    assert_eq!(found.undo, None);
+    put(9, 4).await.expect("it is there");
+    for right in [7, 8, 9] {
+        undo(right);
+    }
+    assert_eq!(world.keeper.live(), [payload], "the only copy was taken back");
 }
 
 /// Whenever its future is dropped: a put that comes again is not taken back with the one before.
@@ -197,30 +209,42 @@ async fn a_put_that_was_given_up_does_not_take_the_next_one_along() {
     let world = World::new().await;
     world.put().await;
     world.keeper.release(world.publication.handle().payload);
-    for round in 0..300_u64 {
-        let spec = PublishSpec::new("r", manifest(4), Lease::Pinned);
+    for round in 0..600_u64 {
+        let spec = PublishSpec::new(
+            "r",
+            manifest(4),
+            [Lease::Pinned, Lease::DeleteOnConsume][(round % 2) as usize],
+        );
+        let overlap = round % 4 > 1;
         let publication = world
             .producer
             .publish(spec, vec![Borrowed::from(vec![round as u8; 4]).into()]);
         let publication = publication.expect("room");
         let handle = publication.handle().clone();
         let store = || world.producer.store(&handle, None, Duration::from_secs(5));
-        for early in 0..2 {
+        let mut given_up = Vec::new();
+        for early in 0..3 {
             // From not begun at all to answered already.
             let mut putting = Box::pin(store());
-            for _ in 0..(round + early) % 6 {
+            for _ in 0..(round / 4 + early) % 6 {
                 if futures::poll!(&mut putting).is_ready() {
                     break;
                 }
                 tokio::task::yield_now().await;
             }
+            if overlap {
+                given_up.push(putting);
+            }
         }
-        if world.producer.live().is_empty() {
-            // The one that was given up was answered.
-            assert_eq!(world.keeper.live(), [handle.payload]);
-        } else {
-            store().await.expect("there is room");
+        let mut last = Box::pin(store());
+        let begun = futures::poll!(&mut last);
+        drop(given_up);
+        match begun {
+            Poll::Ready(stored) => stored,
+            Poll::Pending => last.await,
         }
+        .expect("there is room");
+        assert_eq!(world.producer.live(), [], "it is still here, round {round}");
         // What comes after whatever was still on its way has found the payload in its place.
         let options = ConsumeOptions::within(Duration::from_secs(5));
         let mut consumer = world.producer.consume(handle.clone(), options).expect("a consumer");
