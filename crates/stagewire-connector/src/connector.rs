@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 pub use options::{ConnectorOptions, ConnectorStats};
-pub(crate) use shared::Shared;
+pub(crate) use shared::{Moving, Shared};
 
 use crate::carriers::Carriers;
 use crate::link::Links;
@@ -267,16 +267,18 @@ impl Connector {
         })
     }
 
-    /// Moves a payload of this process into the store: the store pulls every chunk, becomes the holder, and the
-    /// payload is released here. Returns the store's handle. `token` is the right of the attempt that produced it.
+    /// Moves a payload of this process into the store, which gets the bytes of a small one with the request and pulls every
+    /// chunk of others. The store becomes the holder, and the payload is released here. Returns the store's handle. `token`
+    /// is the right of the attempt that produced it.
     ///
     /// `wait` bounds how long the store waits for chunks that are missing and for room.
     ///
     /// # Errors
-    /// [`PutError`]; the payload is still here then.
+    /// [`PutError`]; the payload is still here then, unless it has ended. A store that may have taken it is told to end it.
     ///
     /// # Cancel safety
-    /// The store may have taken the payload though the future was dropped; a repeated call then finds it there.
+    /// The payload is here or in the store: one that was taking it when the future was dropped is told to end it, unless the
+    /// payload has moved there already, where a repeated call finds it.
     pub async fn store(&self, handle: &Handle, token: Option<Token>, wait: Duration) -> Result<Handle, PutError> {
         let table = self.shared.table();
         let Some(live) = table.get(handle.payload) else {
@@ -292,6 +294,7 @@ impl Connector {
             wait,
             reserved: None,
         };
+        let _moving = Moving::new(&self.shared, &live);
         put::put(&self.shared, &live, put).await
     }
 

@@ -217,25 +217,27 @@ impl Link {
         Watching::new(Arc::clone(self), id, heard)
     }
 
-    /// Sends a request that has one answer; `None` where the connection ends before that came.
+    /// Sends a request that has one answer, now; `None` where the connection ends before that came.
     ///
     /// # Cancel safety
     /// Dropping the future tells the holder that nobody waits any more.
-    pub(crate) async fn ask(self: &Arc<Self>, request: impl FnOnce(u32) -> Request) -> Option<Reply> {
-        let (sender, answer) = oneshot::channel();
+    pub(crate) fn ask(
+        self: &Arc<Self>,
+        request: impl FnOnce(u32) -> Request,
+    ) -> impl Future<Output = Option<Reply>> + Send + 'static {
+        let (sender, receiver) = oneshot::channel();
         let id = self.request(Route::Answer(sender), request);
-        let mut asked = Asked {
-            link: Arc::clone(self),
-            id,
-            leaves: true,
-        };
-        let mut answer = Answer {
-            link: self,
-            receiver: answer,
-        };
-        let answer = (&mut answer.receiver).await.ok();
-        asked.leaves = false;
-        answer
+        let link = Arc::clone(self);
+        let asked = Asked { link, id, leaves: true };
+        let link = Arc::clone(self);
+        let answer = Answer { link, receiver };
+        async move {
+            // Both whole, and not the parts that are used.
+            let (mut asked, mut answer) = (asked, answer);
+            let answer = (&mut answer.receiver).await.ok();
+            asked.leaves = false;
+            answer
+        }
     }
 
     /// Takes back what an answer tells of that came too late.
@@ -295,12 +297,12 @@ impl Link {
 }
 
 /// Where an answer comes. One that came, though nobody waits for it any more, is declined.
-struct Answer<'a> {
-    link: &'a Link,
+struct Answer {
+    link: Arc<Link>,
     receiver: oneshot::Receiver<Reply>,
 }
 
-impl Drop for Answer<'_> {
+impl Drop for Answer {
     fn drop(&mut self) {
         self.receiver.close();
         if let Ok(reply) = self.receiver.try_recv() {

@@ -33,9 +33,7 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
     let begin = Instant::now();
     let right = Capability::from_random(rand::random());
     let moving = live.begin_move(right, Arc::new(store.clone()));
-    let mut first = false;
-    let mut sent = Sent::of(shared, live, right, &store);
-    let bytes = sent.as_mut().map(|sent| std::mem::take(&mut sent.bytes));
+    let (bytes, claim) = sent_along(shared, live, right, &store).unzip();
     let exchange = async {
         // Room is reserved on one connection.
         let reserved = reserved.filter(|reserved| reserved.link().is_open());
@@ -55,7 +53,7 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
             wait_ms: millis(left),
             reserved: reserved.as_ref().map(Reserved::id),
         };
-        first = live.asked().add(&store);
+        live.asked().add(right, &store);
         let reply = link.ask(request).await;
         Ok((link, reply))
     };
@@ -64,25 +62,26 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
     let at = || at(Some(&store));
     let error = match reply {
         Ok(Ok((link, Some(reply @ Reply::Stored { .. })))) => {
-            match sent.map_or(Ok(()), |sent| sent.take_over(&store)) {
-                Ok(()) => {
-                    let stored = stored(&reply).ok_or_else(|| {
-                        let answer = "with a handle that does not decode";
-                        PutError::Protocol { at: at(), answer }
-                    })?;
+            let taken = stored(&reply).map(|stored| (stored, claim.map_or(Ok(()), |claim| take_over(claim, &store))));
+            match taken {
+                Some((stored, Ok(()))) => {
                     shared.table().release_this(live, Gone::Moved(Arc::new(store)));
                     return Ok(stored);
                 }
-                Err(_) => {
+                Some((_, Err(_))) => {
                     link.decline(&reply);
                     let failure = ended(live.handle().payload);
                     PutError::Refused { at: at(), failure }
                 }
+                None => {
+                    let answer = "with a handle that does not decode";
+                    PutError::Protocol { at: at(), answer }
+                }
             }
         }
         Ok(Ok((_, reply))) => {
-            if first && matches!(reply, Some(Reply::Refused { .. })) {
-                live.asked().remove(&store);
+            if let Some(Reply::Refused { .. }) = reply {
+                live.asked().remove(right);
             }
             refused(at(), reply)
         }
@@ -107,31 +106,24 @@ pub(crate) fn moved(handle: &Handle, store: &Peer) -> Handle {
     }
 }
 
-/// A payload whose bytes go to the store with the put. The producer then stands in for the store at its own table.
-struct Sent {
-    bytes: Vec<u8>,
-    claim: Claim,
+/// The bytes of a payload, where they go to the store with the put: the producer then stands in for the store at its own
+/// table. `None` where the store has to pull them: they are many, not complete or not readable here, somebody else is at
+/// them, or the store is in this very process.
+fn sent_along(shared: &Shared, live: &Live, right: Capability, store: &Peer) -> Option<(Vec<u8>, Claim)> {
+    if store.incarnation == shared.peer().incarnation {
+        return None;
+    }
+    let bytes = live.bytes(wire::SENT_ALONG).filter(|bytes| !bytes.is_empty())?;
+    let claim = shared.table().admit(live.handle().payload, right).ok()?;
+    Some((bytes, claim))
 }
 
-impl Sent {
-    /// `None` where the store has to pull it: it is large, not complete or not readable here, somebody else is at it, or the
-    /// store is in this very process.
-    fn of(shared: &Shared, live: &Live, right: Capability, store: &Peer) -> Option<Self> {
-        if store.incarnation == shared.peer().incarnation {
-            return None;
-        }
-        let bytes = live.bytes(wire::SENT_ALONG).filter(|bytes| !bytes.is_empty())?;
-        let claim = shared.table().watch(live.handle().payload, right).ok()?;
-        Some(Self { bytes, claim })
-    }
-
-    /// The store has it: nobody else is to have it from now on.
-    fn take_over(self, store: &Peer) -> Result<(), Refusal> {
-        match self.claim.finish() {
-            // By another put of the same payload.
-            Err(Refusal::Moved(to)) if to.incarnation == store.incarnation => Ok(()),
-            finished => finished,
-        }
+/// The store has it: nobody else is to have it from now on.
+fn take_over(claim: Claim, store: &Peer) -> Result<(), Refusal> {
+    match claim.finish() {
+        // By another put of the same payload.
+        Err(Refusal::Moved(to)) if to.incarnation == store.incarnation => Ok(()),
+        finished => finished,
     }
 }
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
-use stagewire_core::{Handle, Incarnation, Peer, TransferMode};
+use stagewire_core::{Handle, Peer, TransferMode};
 use tokio::time::Instant;
 
 use crate::ReleaseError;
 use crate::connector::Shared;
+use crate::live::Live;
 use crate::store_file::{ANEW_WITHIN, PAUSE};
 use crate::wire::{Refusal, Reply, Request};
 
@@ -20,26 +20,20 @@ pub(crate) async fn release(shared: &Arc<Shared>, handle: &Handle) -> Result<(),
     release_from(shared, handle, vec![handle.holder.clone()], stored, None).await
 }
 
-/// Ends a payload in each of these stores, any of which may have it, and in those that came in their places, but not in
-/// the one that is to keep it.
-pub(crate) async fn release_from_each(
-    shared: &Arc<Shared>,
-    handle: &Handle,
-    stores: Vec<Peer>,
-    keeper: Option<Incarnation>,
-) -> Result<(), ReleaseError> {
-    let stores = stores.into_iter().filter(|store| Some(store.incarnation) != keeper);
-    let each = stores.map(|store| release_from(shared, handle, vec![store], true, keeper));
-    join_all(each).await.into_iter().collect()
+/// Ends a payload in each of the stores that may have taken it, and in those that came in their places, but not in the one
+/// that has it by then.
+pub(crate) async fn release_elsewhere(shared: &Shared, live: &Live) -> Result<(), ReleaseError> {
+    release_from(shared, live.handle(), live.asked().stores(), true, Some(live)).await
 }
 
-/// `stored` says that the holders are stores: one that has died has the payload again when it is back. `keeper` is not asked.
+/// `stored` says that the holders are stores: one that has died has the payload again when it is back. Any of them may have
+/// it, and one does; of a payload that was on its way, `live`, several may.
 async fn release_from(
-    shared: &Arc<Shared>,
+    shared: &Shared,
     handle: &Handle,
     mut holders: Vec<Peer>,
     mut stored: bool,
-    keeper: Option<Incarnation>,
+    live: Option<&Live>,
 ) -> Result<(), ReleaseError> {
     let begin = Instant::now();
     let (mut asked, mut error) = (0, None);
@@ -47,13 +41,7 @@ async fn release_from(
     loop {
         while let Some(holder) = holders.get(asked).cloned() {
             asked += 1;
-            if Some(holder.incarnation) == keeper {
-                // What it has is what is to be kept.
-                without.push(holder);
-                continue;
-            }
-            match ask(shared, handle, &holder).await {
-                Ok(None) => return Ok(()),
+            match ask(shared, handle, &holder, live).await {
                 Ok(Some(Refusal::Denied)) => {
                     let (request, payload) = (handle.request.clone(), handle.payload);
                     return Err(ReleaseError::Denied { request, payload });
@@ -64,8 +52,9 @@ async fn release_from(
                 }
                 // Its producer may be gone, or have forgotten that it moved.
                 Ok(Some(Refusal::Unknown)) => without.push(holder),
-                // It has ended in another way.
-                Ok(Some(_)) => return Ok(()),
+                // Or it has ended in another way.
+                Ok(_) if live.is_none() => return Ok(()),
+                Ok(_) => without.push(holder),
                 Err(Some(silent)) => error = Some(silent),
                 Err(None) if stored => lost.push(holder),
                 Err(None) => {}
@@ -103,27 +92,38 @@ fn look_for_stores(shared: &Shared, holders: &mut Vec<Peer>) {
     }
 }
 
-/// What one holder says; its death is `Err(None)`.
-async fn ask(shared: &Shared, handle: &Handle, holder: &Peer) -> Result<Option<Refusal>, Option<ReleaseError>> {
+/// What one holder says; its death is `Err(None)`. One that is to keep the payload is not asked, nor is one that is taking it:
+/// who has it do so sees to the rest.
+async fn ask(
+    shared: &Shared,
+    handle: &Handle,
+    holder: &Peer,
+    live: Option<&Live>,
+) -> Result<Option<Refusal>, Option<ReleaseError>> {
     let Handle {
         payload, capability, ..
     } = *handle;
     let request = || handle.request.clone();
     let exchange = async {
         let link = shared.links().to(holder).await?;
-        let reply = link
-            .ask(|id| Request::Release {
-                id,
-                payload,
-                capability,
-            })
-            .await;
-        Ok(reply)
+        let request = |id| Request::Release {
+            id,
+            payload,
+            capability,
+        };
+        let asked = match live {
+            Some(live) => live.end_at(holder.incarnation, || link.ask(request)),
+            None => Some(link.ask(request)),
+        };
+        Ok(match asked {
+            Some(asked) => Some(asked.await),
+            None => None,
+        })
     };
     match tokio::time::timeout(ANSWER_WITHIN, exchange).await {
-        Ok(Ok(Some(Reply::Refused { refusal, .. }))) => Ok(Some(refusal)),
-        Ok(Ok(Some(_))) => Ok(None),
-        Ok(Ok(None)) => Err(None),
+        Ok(Ok(Some(Some(Reply::Refused { refusal, .. })))) => Ok(Some(refusal)),
+        Ok(Ok(Some(Some(_)) | None)) => Ok(None),
+        Ok(Ok(Some(None))) => Err(None),
         Ok(Err(source)) if crate::LinkError::is_lost(&source) => Err(None),
         Ok(Err(source)) => Err(Some(ReleaseError::Link {
             request: request(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use stagewire_core::{Incarnation, Peer, StageName};
+use stagewire_core::{Peer, StageName};
 use stagewire_transfer::{Host, Network, SocketFile, Transport};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -170,15 +170,20 @@ impl Shared {
         Some(publication)
     }
 
-    /// Ends a payload in the stores that may have taken it, all but the one that is to keep it. Closing waits for that.
-    pub(crate) fn release_elsewhere(self: &Arc<Self>, live: &Live, keeper: Option<Incarnation>) {
-        let stores = live.asked().all();
-        if stores.iter().all(|store| Some(store.incarnation) == keeper) {
+    /// Ends a payload in the stores that may have taken it, all but the one that has it then. Closing waits for that.
+    fn release_elsewhere(self: &Arc<Self>, live: &Arc<Live>) {
+        let keeper = live.keeper();
+        if live
+            .asked()
+            .stores()
+            .iter()
+            .all(|store| Some(store.incarnation) == keeper)
+        {
             return;
         }
-        let (shared, handle) = (Arc::clone(self), live.handle().clone());
+        let (shared, live) = (Arc::clone(self), Arc::clone(live));
         let parting = async move {
-            if let Err(error) = release::release_from_each(&shared, &handle, stores, keeper).await {
+            if let Err(error) = release::release_elsewhere(&shared, &live).await {
                 tracing::warn!(%error, "a store may keep a payload that it is not to keep");
             }
         };
@@ -221,4 +226,27 @@ impl Shared {
 async fn over(tasks: &TaskTracker, by: Instant) {
     tasks.close();
     let _ = tokio::time::timeout_at(by, tasks.wait()).await;
+}
+
+/// Held while a payload is on its way into a store. Dropped, the payload has come to rest, here, there, or nowhere: all other
+/// stores that may have taken it are told so.
+#[derive(Debug)]
+pub(crate) struct Moving {
+    shared: Arc<Shared>,
+    live: Arc<Live>,
+}
+
+impl Moving {
+    pub(crate) fn new(shared: &Arc<Shared>, live: &Arc<Live>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            live: Arc::clone(live),
+        }
+    }
+}
+
+impl Drop for Moving {
+    fn drop(&mut self) {
+        self.shared.release_elsewhere(&self.live);
+    }
 }

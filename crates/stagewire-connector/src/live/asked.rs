@@ -1,32 +1,34 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use stagewire_core::Peer;
+use stagewire_core::{Capability, Peer};
 
-/// The stores that were asked to take a payload, apart from those that said that they do not have it: any of them may.
+/// The puts that a store may have taken, by their rights: all but those of which it said that it has not.
 #[derive(Debug, Default)]
-pub(crate) struct Asked(Mutex<Vec<Peer>>);
+pub(crate) struct Asked(Mutex<Vec<(Capability, Peer)>>);
 
 impl Asked {
-    /// Asks a store. Returns whether it is the first time.
-    pub(crate) fn add(&self, store: &Peer) -> bool {
-        let mut asked = self.lock();
-        let first = asked.iter().all(|known| known.incarnation != store.incarnation);
-        if first {
-            asked.push(store.clone());
+    /// Asks a store.
+    pub(crate) fn add(&self, right: Capability, store: &Peer) {
+        self.lock().push((right, store.clone()));
+    }
+
+    /// The store has not taken this put. It may have taken another.
+    pub(crate) fn remove(&self, right: Capability) {
+        self.lock().retain(|(known, _)| *known != right);
+    }
+
+    /// The stores that may have taken one.
+    pub(crate) fn stores(&self) -> Vec<Peer> {
+        let mut stores: Vec<Peer> = Vec::new();
+        for (_, store) in &*self.lock() {
+            if stores.iter().all(|known| known.incarnation != store.incarnation) {
+                stores.push(store.clone());
+            }
         }
-        first
+        stores
     }
 
-    /// The store does not have it.
-    pub(crate) fn remove(&self, store: &Peer) {
-        self.lock().retain(|known| known.incarnation != store.incarnation);
-    }
-
-    pub(crate) fn all(&self) -> Vec<Peer> {
-        self.lock().clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Peer>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(Capability, Peer)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,13 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use stagewire_core::{
-    DType, Entry, EntryValue, ErrorClass, Incarnation, Lease, Manifest, PayloadKind, Peer, ProcessRef, StageName,
+    DType, Entry, EntryValue, ErrorClass, Lease, Manifest, PayloadId, PayloadKind, Peer, ProcessRef, StageName,
     TensorSpec, TransferMode,
 };
 use uuid::Uuid;
 
 use super::*;
+use crate::wire::Refusal;
 
 const CONSUMED: Owner = Owner::Lease(Lease::DeleteOnConsume);
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use crate::connector::Shared;
+use crate::connector::{Moving, Shared};
 use crate::link::Reserved;
 use crate::live::{Gone, Live};
 use crate::put::{self, Put};
@@ -133,11 +133,9 @@ impl Settling {
             }
             first
         });
-        if cancelled {
-            if let Some(task) = lock(&self.task).take() {
-                task.abort();
-            }
-            shared.release_elsewhere(live, None);
+        if cancelled && let Some(task) = lock(&self.task).take() {
+            // Stores that may be taking it hear of it as the task is dropped.
+            task.abort();
         }
         cancelled
     }
@@ -145,6 +143,7 @@ impl Settling {
     /// Has the store take the payload once it is complete.
     async fn store(&self, shared: &Arc<Shared>, live: &Arc<Live>, wait: Duration) {
         sealed(live).await;
+        let moving = Moving::new(shared, live);
         let outcome = match move_to_store(shared, live, wait, None).await {
             Ok(stored) => {
                 let stored = self.stored.get_or_init(|| stored);
@@ -153,10 +152,10 @@ impl Settling {
             Err(error) => {
                 // Nobody else would end it, and consumers are told why it is gone.
                 shared.table().release_this(live, Gone::Failed(error.to_failure()));
-                shared.release_elsewhere(live, None);
                 Err(Arc::new(error))
             }
         };
+        drop(moving);
         self.settle(outcome);
     }
 
@@ -188,6 +187,7 @@ impl Settling {
     async fn fall_back(&self, shared: &Arc<Shared>, live: &Arc<Live>, wait: Duration, reserved: Option<Reserved>) {
         sealed(live).await;
         let payload = live.handle().payload;
+        let _moving = Moving::new(shared, live);
         match move_to_store(shared, live, wait, reserved).await {
             Ok(stored) if stored.mode == TransferMode::Store => {
                 tracing::info!(%payload, "the consumer was lost; the payload went to the store");
@@ -203,8 +203,6 @@ impl Settling {
             // It stays here, for as long as its lease says.
             Err(error) => {
                 tracing::warn!(%payload, %error, "the consumer was lost, and the store has not taken its payload");
-                let here = shared.table().has(live).then(|| shared.peer().incarnation);
-                shared.release_elsewhere(live, here);
             }
         }
     }
@@ -246,10 +244,7 @@ async fn move_to_store(
             reserved: reserved.take(),
         };
         let error = match put::put(shared, live, put).await {
-            Ok(stored) => {
-                shared.release_elsewhere(live, Some(stored.holder.incarnation));
-                return Ok(stored);
-            }
+            Ok(stored) => return Ok(stored),
             Err(error) => error,
         };
         if !shared.table().has(live) {

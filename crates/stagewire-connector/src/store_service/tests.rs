@@ -1,11 +1,11 @@
 use std::task::Poll;
 
-use stagewire_core::{DType, Entry, EntryValue, Incarnation, Manifest, PayloadKind, StageName, TensorSpec};
+use stagewire_core::{DType, Entry, EntryValue, Incarnation, Manifest, PayloadKind, Peer, StageName, TensorSpec};
 use stagewire_store::TokenGate;
 use stagewire_transfer::Borrowed;
 
 use super::*;
-use crate::release::release_from_each;
+use crate::release::release_elsewhere;
 use crate::{ConnectorOptions, Publication, PublishSpec, ReleaseError};
 
 /// A producer, a store beside it, and a payload of the producer.
@@ -44,6 +44,25 @@ impl World {
         let stored = self.producer.store(handle, None, Duration::from_secs(5)).await;
         stored.expect("there is room")
     }
+
+    /// Has the store take so many bytes that come with the put.
+    async fn put_for(&self, right: Capability, len: usize) -> Result<Taken, Failure> {
+        let first = self.publication.handle();
+        let request = PutRequest {
+            handle: Handle {
+                capability: right,
+                ..first.clone()
+            },
+            capability: first.capability,
+            bytes: vec![1; len],
+            token: None,
+            owner: Owner::Lease(Lease::Pinned),
+            expires: None,
+            wait: Duration::ZERO,
+            reservation: None,
+        };
+        self.service.put(request).await
+    }
 }
 
 fn manifest(len: u64) -> Manifest {
@@ -58,28 +77,65 @@ fn manifest(len: u64) -> Manifest {
 async fn what_a_store_has_taken_ends_there_too() {
     let world = World::new().await;
     let (shared, keeper) = (world.producer.shared(), &world.keeper);
-    let handle = world.publication.handle().clone();
-    let release = async |handle: Handle, keeps: Option<Incarnation>| {
-        release_from_each(shared, &handle, vec![keeper.peer().clone()], keeps).await
-    };
+    let live = Arc::clone(world.publication.live());
+    let handle = live.handle().clone();
+    let right = Capability::from_random([7; 16]);
+    live.asked().add(right, keeper.peer());
     // Nobody has it: that is no error.
-    release(handle.clone(), None).await.expect("nothing to do");
-    assert_eq!(world.producer.live(), [handle.payload], "only stores were asked");
+    release_elsewhere(shared, &live).await.expect("nothing to do");
+    assert_eq!(world.producer.live(), [handle.payload], "only stores are asked");
 
+    // It has it, and its answer has not come.
+    let moving = live.begin_move(right, Arc::new(keeper.peer().clone()));
+    world.put_for(right, 4).await.expect("there is room");
+    release_elsewhere(shared, &live).await.expect("nothing to do yet");
+    assert_eq!(keeper.live(), [handle.payload], "its producer is about to hear of it");
+    drop(moving);
+    release_elsewhere(shared, &live).await.expect("it is there");
+    assert!(keeper.live().is_empty() && !world.service.store().has(handle.payload));
+
+    // What was begun while the payload was here does not end it where it is by then.
+    let silent = Peer {
+        incarnation: Incarnation(uuid::Uuid::new_v4()),
+        socket: format!("{}.before", keeper.peer().socket),
+        ..keeper.peer().clone()
+    };
+    let listener = tokio::net::UnixListener::bind(&silent.socket).expect("a socket");
+    live.asked().remove(right);
+    live.asked().add(right, &silent);
+    let mut parting = Box::pin(release_elsewhere(shared, &live));
+    assert!(futures::poll!(&mut parting).is_pending(), "nobody answers");
     world.put().await;
     assert_eq!((world.producer.live().len(), keeper.live().len()), (0, 1));
-    let forged = Handle {
-        capability: Capability::from_random([9; 16]),
-        ..handle.clone()
+    // It died, and what it had would be in the store in its place.
+    drop(listener);
+    let _ = parting.await;
+    assert_eq!(keeper.live(), [handle.payload], "the only copy was ended");
+
+    let other = |capability: Capability| {
+        let handle = Handle {
+            capability,
+            ..handle.clone()
+        };
+        let live = Live::new(handle, Owner::Lease(Lease::Pinned), Arc::new(Nothing));
+        live.asked().add(right, keeper.peer());
+        live
     };
-    let error = release(forged, None).await.expect_err("forged");
+    let forged = other(Capability::from_random([9; 16]));
+    let error = release_elsewhere(shared, &forged).await.expect_err("forged");
     assert!(matches!(error, ReleaseError::Denied { .. }), "{error}");
-    let keeps = Some(keeper.peer().incarnation);
-    release(handle.clone(), keeps).await.expect("nobody else has it");
     assert_eq!(keeper.live(), [handle.payload]);
-    release(handle.clone(), None).await.expect("it is there");
+    release_elsewhere(shared, &other(handle.capability))
+        .await
+        .expect("it is there");
     assert!(keeper.live().is_empty() && !world.service.store().has(handle.payload));
 }
+
+/// Memory of nobody.
+#[derive(Debug)]
+struct Nothing;
+
+impl Keep for Nothing {}
 
 /// A put whose answer was lost comes again, and finds the payload there. Who has another capability does not.
 #[tokio::test]
@@ -154,24 +210,8 @@ async fn a_store_speaks_for_the_one_before_it_only() {
 #[tokio::test]
 async fn a_put_is_undone_unless_another_has_found_it() {
     let world = World::new().await;
-    let first = world.publication.handle().clone();
-    let put = |right: u8, len: usize| {
-        let request = PutRequest {
-            handle: Handle {
-                capability: Capability::from_random([right; 16]),
-                ..first.clone()
-            },
-            capability: first.capability,
-            bytes: vec![1; len],
-            token: None,
-            owner: Owner::Lease(Lease::Pinned),
-            expires: None,
-            wait: Duration::ZERO,
-            reservation: None,
-        };
-        world.service.put(request)
-    };
-    let (payload, table) = (first.payload, world.keeper.shared().table());
+    let put = |right: u8, len: usize| world.put_for(Capability::from_random([right; 16]), len);
+    let (payload, table) = (world.publication.handle().payload, world.keeper.shared().table());
     let undo = |right: u8| table.undo(payload, Capability::from_random([right; 16]));
     for len in [3, 5] {
         let refused = put(7, len).await.expect_err("other bytes than the manifest says");

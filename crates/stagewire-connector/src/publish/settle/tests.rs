@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::serve::PutRequest;
-use crate::wire::{self, Greeting, Reply, Request};
+use crate::wire::{self, Greeting, Refusal, Reply, Request};
 use crate::{Connector, ConnectorOptions, ConsumeOptions, Mode, Owner, Publication, PublishSpec, StoreService};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,6 +24,10 @@ enum Then {
     End,
     /// No answer comes.
     Silence,
+    /// Its answer is no answer.
+    Babble,
+    /// Of two puts, the first is refused once the second has come, and the connection ends.
+    RefuseOne,
     /// This store takes the payload, and the connection ends before it has said so.
     Take(Arc<Connector>),
 }
@@ -76,19 +80,21 @@ impl World {
 
     /// Publishes 4 bytes that are not to be kept here, or not for long.
     fn publish(&self, consumer: Option<Peer>, within: Duration) -> Publication {
-        let entry = Entry {
-            name: "x".to_owned(),
-            value: EntryValue::Tensor(TensorSpec::new(DType::U8, [4]).expect("small")),
-        };
-        let manifest = Manifest::new(PayloadKind::Latent, vec![entry]).expect("one name");
         let spec = PublishSpec {
             mode: consumer.as_ref().map_or(Mode::Store, |_| Mode::Auto),
             consumer,
             store_within: within,
-            ..PublishSpec::new("r", manifest, Lease::Pinned)
+            ..PublishSpec::new("r", manifest(), Lease::Pinned)
         };
         let memory = Borrowed::from(vec![7; 4]).into();
         self.producer.publish(spec, vec![memory]).expect("there is a store")
+    }
+
+    /// Publishes 4 bytes that stay here.
+    fn publish_here(&self) -> Publication {
+        let spec = PublishSpec::new("r", manifest(), Lease::Pinned);
+        let memory = Borrowed::from(vec![7; 4]).into();
+        self.producer.publish(spec, vec![memory]).expect("room")
     }
 
     async fn store(&self) -> (Arc<Connector>, Arc<StoreService>) {
@@ -97,6 +103,14 @@ impl World {
         let service = StoreService::serve(&keeper, store);
         (keeper, service)
     }
+}
+
+fn manifest() -> Manifest {
+    let entry = Entry {
+        name: "x".to_owned(),
+        value: EntryValue::Tensor(TensorSpec::new(DType::U8, [4]).expect("small")),
+    };
+    Manifest::new(PayloadKind::Latent, vec![entry]).expect("one name")
 }
 
 async fn start(dir: &tempfile::TempDir, role: &str) -> Arc<Connector> {
@@ -110,15 +124,31 @@ async fn serve(stream: UnixStream, then: Then, puts: watch::Sender<u32>, release
     if let Some(Ok(_hello)) = reader.next().await {
         let _ = writer.send(wire::encode(&Greeting::Welcome)).await;
     }
+    let mut before = None;
     while let Some(Ok(frame)) = reader.next().await {
         let reply = match wire::decode(&frame).expect("a request") {
             Request::Put {
-                handle, right, owner, ..
+                id,
+                handle,
+                right,
+                owner,
+                ..
             } => {
                 puts.send_modify(|puts| *puts += 1);
                 match &then {
                     Then::Silence => continue,
                     Then::End => return,
+                    Then::Babble => Reply::Stored {
+                        id,
+                        handle: vec![1, 2, 3],
+                        undo: None,
+                    },
+                    Then::RefuseOne => {
+                        let Some(id) = before.replace(id) else { continue };
+                        let refusal = Refusal::NoStore;
+                        let _ = writer.send(wire::encode(&Reply::Refused { id, refusal })).await;
+                        return;
+                    }
                     Then::Take(store) => return take(store, &handle, right, owner).await,
                 }
             }
@@ -257,4 +287,43 @@ async fn a_lost_answer_leads_to_the_store() {
         let fetched = consumer.fetch_all().await.expect("the store has it");
         assert_eq!(fetched.tensors[0].to_vec(), [7; 4]);
     }
+}
+
+/// The same where the payload is put by its handle.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_put_that_did_not_end_well_leaves_nothing_in_a_store() {
+    let world = World::new().await;
+    let publication = world.publish_here();
+    let (payload, store) = (publication.handle().payload, || {
+        world.producer.store(publication.handle(), None, PATIENCE)
+    });
+    // The answer does not come, or is none.
+    for then in [Then::End, Then::Babble] {
+        let mut fake = world.fake(someone(), then.clone());
+        let error = store().await.expect_err("it did not say that it has it");
+        match then {
+            Then::End => assert!(matches!(error, PutError::StoreLost { .. }), "{error}"),
+            _ => assert!(matches!(error, PutError::Protocol { .. }), "{error}"),
+        }
+        assert_eq!(world.producer.live(), [payload]);
+        fake.told(payload).await;
+    }
+    // Nobody waits for the answer any more.
+    let mut fake = world.fake(someone(), Then::Silence);
+    let mut putting = Box::pin(store());
+    assert!(futures::poll!(&mut putting).is_pending());
+    tokio::select! {
+        answer = &mut putting => panic!("it was silent: {answer:?}"),
+        () = fake.asked() => {}
+    }
+    drop(putting);
+    fake.told(payload).await;
+    // That one put was refused does not mean that another was.
+    let mut fake = world.fake(someone(), Then::RefuseOne);
+    let (first, second) = tokio::join!(store(), store());
+    let errors = [first, second].map(|put| put.expect_err("it has not said that it has it"));
+    let lost = |error: &PutError| matches!(error, PutError::StoreLost { .. });
+    assert_eq!(errors.iter().filter(|error| lost(error)).count(), 1, "{errors:?}");
+    fake.told(payload).await;
+    assert_eq!(world.producer.live(), [payload]);
 }
