@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use stagewire_core::{Capability, Handle, Incarnation, Lease, PayloadId, Peer, Token, TransferMode};
 use stagewire_transfer::{Host, HostOptions, Memory, Network, RegisterError, RegisterOptions, listen_unix};
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -134,6 +134,7 @@ impl Connector {
             runtime: tokio::runtime::Handle::current(),
             accept,
             closed: watch::Sender::new(false),
+            shut: OnceCell::new(),
             consumers: Arc::default(),
             staged: Arc::default(),
             modes: ModeCounters::default(),
@@ -357,17 +358,23 @@ impl Connector {
     /// Stores that may have taken a payload which was given up are told first, for at most 2 s.
     ///
     /// Views that consumers of this process still hold stay valid.
+    ///
+    /// # Cancel safety
+    /// A repeated call goes on where the dropped future has stopped.
     pub async fn close(&self) {
+        let shared = &self.shared;
         let by = Instant::now() + PART_WITHIN;
-        self.shared.parted(by).await;
-        if self.shared.end() {
+        shared.parted(by).await;
+        shared.end();
+        let shut = shared.shut.get_or_init(async || {
             // What was on its way into a store ends now.
-            self.shared.moved(by).await;
-            self.shared.parted(by).await;
-            self.shared.links.close();
-            self.shared.network.shutdown().await;
-            self.shared.host.shutdown().await;
-        }
+            shared.moved(by).await;
+            shared.parted(by).await;
+            shared.links.close();
+            shared.network.shutdown().await;
+            shared.host.shutdown().await;
+        });
+        shut.await;
     }
 
     pub(crate) const fn shared(&self) -> &Arc<Shared> {
@@ -384,3 +391,6 @@ impl Drop for Connector {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stagewire_core::{Peer, StageName};
 use stagewire_transfer::{Host, Network, SocketFile, Transport};
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     pub(super) runtime: tokio::runtime::Handle,
     pub(super) accept: AbortHandle,
     pub(super) closed: watch::Sender<bool>,
+    /// Set once closing is over.
+    pub(super) shut: OnceCell<()>,
     pub(super) consumers: Arc<AtomicU64>,
     pub(super) staged: Arc<AtomicU64>,
     pub(super) modes: ModeCounters,
