@@ -209,9 +209,8 @@ impl Spill {
         let write = Box::new(move |buffer: &mut _| {
             let shared = &charge.shared;
             let write = || file::write(&shared.directory, &name, &*object, buffer, &|| shared.is_closing());
-            // A panic was reported where it happened. Whoever waits for the end of the write hears of it all the same.
             let written = catch_unwind(AssertUnwindSafe(write));
-            let written = written.unwrap_or_else(|_| Err(shared.directory.fault("write", &name, Errno::IO)));
+            let written = written.unwrap_or_else(|_| Err(shared.directory.panicked("writing", &name)));
             let mut books = shared.books();
             books.writes -= 1;
             let failed = written.as_ref().err();
@@ -239,14 +238,10 @@ impl Spill {
         let (shared, file) = (Arc::clone(&self.shared), Arc::clone(file));
         let job = Box::new(move |buffer: &mut _| {
             let given_up = || done.is_closed() || shared.is_closing();
-            let outcome = file::read(
-                &shared.directory,
-                &file.name,
-                file.digest,
-                &mut sinks,
-                buffer,
-                &given_up,
-            );
+            let (directory, name) = (&shared.directory, &file.name);
+            let read = || file::read(directory, name, file.digest, &mut sinks, buffer, &given_up);
+            let outcome = catch_unwind(AssertUnwindSafe(read));
+            let outcome = outcome.unwrap_or_else(|_| Err(ReadError::Fault(directory.panicked("reading", name))));
             // The reader may have gone.
             let _ = done.send(outcome.map(|()| sinks));
         });
@@ -370,11 +365,11 @@ mod tests {
 
     use super::*;
 
-    /// Nobody can read its bytes.
+    /// An object of one byte, or one whose bytes nobody can read.
     #[derive(Debug)]
-    struct Unreadable;
+    struct Byte(Option<[u8; 1]>);
 
-    impl Object for Unreadable {
+    impl Object for Byte {
         fn payload(&self) -> PayloadId {
             PayloadId(uuid::Uuid::nil())
         }
@@ -384,7 +379,7 @@ mod tests {
         }
 
         fn part(&self, _part: usize) -> Option<&[u8]> {
-            panic!("on purpose")
+            Some(self.0.as_ref().expect("on purpose"))
         }
 
         fn regions(&self) -> Vec<Option<RegionRef>> {
@@ -392,23 +387,44 @@ mod tests {
         }
     }
 
+    /// Nobody can write to it.
+    #[derive(Debug)]
+    struct Unwritable;
+
+    impl Sink for Unwritable {
+        fn bytes_mut(&mut self) -> &mut [u8] {
+            panic!("on purpose")
+        }
+    }
+
     #[tokio::test]
-    async fn a_write_that_panics_ends_as_one_that_fails() {
+    async fn a_panic_is_told_as_a_defect() {
         let dir = tempfile::tempdir().expect("a directory");
         let options = SpillOptions {
             dir: dir.path().join("spill"),
             quota: ByteCount(1 << 20),
         };
         let spill = Spill::open(&options, &BTreeSet::new(), None).expect("it opens");
-        let charge = spill.admit(&[ByteCount(1)]).expect("there is room");
-        let (done, written) = oneshot::channel();
-        spill.write(Arc::new(Unreadable), charge, |file| {
-            done.send(file.map(drop)).expect("somebody waits");
-        });
-        let written = tokio::time::timeout(Duration::from_secs(20), written).await;
-        let fault = written.expect("it ends").expect("it is told").expect_err("no file");
+        let write = async |byte| {
+            let charge = spill.admit(&[ByteCount(1)]).expect("there is room");
+            let (done, written) = oneshot::channel();
+            spill.write(Arc::new(Byte(byte)), charge, |file| {
+                done.send(file).expect("somebody waits");
+            });
+            let written = tokio::time::timeout(Duration::from_secs(20), written).await;
+            written.expect("it ends").expect("it is told")
+        };
+        let defect = |fault: &SpillFault| (fault.class(), fault.reason()) == (ErrorClass::Internal, "spill.defect");
+        let file = Arc::new(write(Some([7])).await.expect("there is room"));
+        match spill.read(&file, vec![Unwritable]).await {
+            Err(ReadError::Fault(fault)) => assert!(defect(&fault), "{fault}"),
+            other => panic!("{other:?}"),
+        }
+        drop(file);
+        let fault = write(None).await.expect_err("no file");
+        assert!(defect(&fault), "{fault}");
         let usage = spill.usage();
-        assert_eq!((usage.queue, usage.used, usage.fault), (0, ByteCount(0), Some(fault)));
+        assert_eq!((usage.queue, usage.fault), (0, Some(fault)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stagewire_core::{ByteCount, PayloadId};
 use stagewire_transfer::{ArenaError, Extent, ExtentMut, Location};
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::Inner;
 use super::index::Index;
@@ -75,6 +75,7 @@ impl Inner {
             0 => Ok(None),
             len => arena.allocate(len).map(Some),
         };
+        let least = Instant::now() + GATHER_WITHIN;
         let mut tries = 0;
         loop {
             let source = match parts.iter().map(allocate).collect() {
@@ -88,7 +89,7 @@ impl Inner {
                 let gathered = tokio::select! {
                     biased;
                     gathered = self.gather(parts) => gathered,
-                    () = too_late(late.as_mut()) => false,
+                    () = too_late(late.as_mut(), least) => false,
                 };
                 if gathered {
                     continue;
@@ -279,12 +280,41 @@ impl Inner {
     }
 }
 
-/// Resolves at a deadline, or a little later where that has passed: who does not want to wait at all has memory gathered
-/// once as well.
-async fn too_late(late: Pin<&mut Sleep>) {
-    tokio::join!(late, sleep(GATHER_WITHIN));
+/// Resolves at a deadline, but not before another time: who does not want to wait at all has memory gathered as well.
+async fn too_late(late: Pin<&mut Sleep>, least: Instant) {
+    late.await;
+    sleep_until(least).await;
 }
 
 fn nbytes(object: &Arc<HostObject>) -> u64 {
     object.room().nbytes().0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    /// However often memory is gathered whose pieces others take.
+    #[tokio::test(start_paused = true)]
+    async fn all_tries_have_one_deadline() {
+        for wait in [Duration::ZERO, GATHER_WITHIN * 3] {
+            let begin = Instant::now();
+            let (mut late, least) = (pin!(sleep(wait)), begin + GATHER_WITHIN);
+            let end = begin + wait.max(GATHER_WITHIN);
+            for _ in 0..TRIES {
+                tokio::select! {
+                    () = sleep(GATHER_WITHIN / 2) => {}
+                    () = too_late(late.as_mut(), least) => break,
+                }
+            }
+            let over = Instant::now();
+            assert!(
+                (end..end + GATHER_WITHIN / 2).contains(&over),
+                "after {:?}",
+                over - begin
+            );
+        }
+    }
 }

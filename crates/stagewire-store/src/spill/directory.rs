@@ -174,4 +174,10 @@ impl Directory {
     pub(super) fn fault(&self, what: &'static str, name: &str, error: Errno) -> SpillFault {
         SpillFault::new(what, self.path.join(name), error)
     }
+
+    /// What a panic that was reported where it happened is to who waits for the end.
+    pub(super) fn panicked(&self, what: &'static str, name: &str) -> SpillFault {
+        let path = self.path.join(name);
+        SpillFault::Panicked { what, path }
+    }
 }

@@ -16,6 +16,11 @@ pub enum SpillFault {
         path: PathBuf,
         error: Errno,
     },
+    #[error(
+        "a defect of the store kept it from {what} {}; its log has the rest: please report it, with that",
+        path.display()
+    )]
+    Panicked { what: &'static str, path: PathBuf },
     #[error("cannot {what} the spill directory {}: {error}; name a directory that can be made or is there, and no link", path.display())]
     Dir {
         what: &'static str,
@@ -73,6 +78,7 @@ impl Classify for SpillFault {
                 Errno::NOSPC | Errno::DQUOT => ErrorClass::Exhausted,
                 _ => ErrorClass::Unavailable,
             },
+            Self::Panicked { .. } => ErrorClass::Internal,
             Self::Insecure { .. } => ErrorClass::Denied,
             Self::InUse { .. } | Self::Foreign { .. } => ErrorClass::Conflict,
         }
@@ -85,6 +91,7 @@ impl Classify for SpillFault {
                 Errno::NOENT | Errno::LOOP => "spill.lost",
                 _ => "spill.io",
             },
+            Self::Panicked { .. } => "spill.defect",
             Self::Dir { .. } => "spill.dir",
             Self::Insecure { .. } => "spill.insecure",
             Self::InUse { .. } => "spill.in_use",
