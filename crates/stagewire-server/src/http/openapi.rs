@@ -20,6 +20,9 @@ mod tests {
 
     use super::*;
 
+    /// Those of OpenAPI, under the names that axum has for them.
+    const METHODS: [&str; 8] = ["get", "put", "post", "delete", "options", "head", "patch", "trace"];
+
     fn document() -> Value {
         serde_json::from_str(&DOCUMENT).unwrap()
     }
@@ -43,10 +46,16 @@ mod tests {
         let mut routes = BTreeSet::new();
         for line in source.lines().filter_map(|line| line.trim().strip_prefix(".route(\"")) {
             let (path, handlers) = line.split_once("\", ").unwrap();
-            for method in ["get", "post"] {
-                if handlers.contains(&format!("{method}(")) {
-                    routes.insert((path.to_owned(), method.to_owned()));
-                }
+            let calls = handlers.split('(').filter_map(|before| {
+                let name = before.rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_').next()?;
+                (!name.is_empty()).then_some(name)
+            });
+            for method in calls {
+                assert!(
+                    METHODS.contains(&method),
+                    "{method} of {path} is no method that is known here"
+                );
+                routes.insert((path.to_owned(), method.to_owned()));
             }
         }
         assert!(routes.len() > 10, "the source is read: {routes:?}");
@@ -93,6 +102,35 @@ mod tests {
             }
         }
         assert!(seen > 15, "the guide is read: {seen}");
+    }
+
+    #[test]
+    fn it_has_every_cause_of_waiting_with_its_numbers() {
+        let document = document();
+        let waiting = &document["components"]["schemas"]["Waiting"]["properties"];
+        let causes = waiting["cause"]["enum"].as_array().unwrap();
+        let guide = include_str!("../../../../docs/http.md");
+        let (_, table) = guide.split_once("| `cause` |").unwrap();
+        let (table, _) = table.split_once("\n\n").unwrap();
+        let mut told = BTreeSet::new();
+        for row in table.lines().skip(2) {
+            let cells: Vec<&str> = row.split('|').collect();
+            let code = |cell: &str| {
+                cell.split('`')
+                    .skip(1)
+                    .step_by(2)
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
+            };
+            let cause = code(cells[1]).remove(0);
+            assert!(causes.contains(&cause.as_str().into()), "{cause}");
+            for number in code(cells[3]) {
+                assert!(waiting.get(&number).is_some(), "{number} of {cause}");
+            }
+            told.insert(cause);
+        }
+        // Beside them there is what a newer scheduler may have.
+        assert_eq!(told.len() + 1, causes.len(), "{told:?}");
     }
 
     #[test]
