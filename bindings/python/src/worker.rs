@@ -2,6 +2,8 @@
 //!
 //! Grants are renewed by the worker's own tasks on the runtime; nothing here needs Python's help for that.
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,11 +122,10 @@ impl Task {
 
     /// The parameters that are inputs of the job, and their files on this host.
     #[getter]
-    fn files(&self) -> Vec<(&str, Option<String>)> {
-        let path = |path: &std::path::PathBuf| path.to_string_lossy().into_owned();
+    fn files(&self) -> Vec<(&str, Option<&OsStr>)> {
         let files = self.inner.files().iter();
         files
-            .map(|file| (file.param.as_str(), file.path.as_ref().map(path)))
+            .map(|file| (file.param.as_str(), file.path.as_deref().map(Path::as_os_str)))
             .collect()
     }
 

@@ -64,7 +64,7 @@ pub use params::{ParamSpec, ParamType, Params, ParamsError};
 /// max-body = "1MiB"                 # longest body of a request, at most 16MiB
 /// max-queued = 10000                # jobs that have not ended, above which a submit is refused
 /// max-input = "256MiB"              # largest input
-/// input-bytes = "4GiB"              # bound of all inputs together
+/// input-bytes = "4GiB"              # bound of all inputs together, each of which counts as at least 64 KiB
 /// input-idle = "1h"                 # an input that no job has referred to for so long is dropped
 /// ```
 ///
@@ -140,7 +140,7 @@ pub struct ServerSettings {
     pub max_queued: u64,
     /// `max-input`: largest input, default 256 MiB.
     pub max_input: ByteCount,
-    /// `input-bytes`: bound of all inputs together, default 4 GiB.
+    /// `input-bytes`: bound of all inputs together, each of which counts as at least 64 KiB; default 4 GiB.
     pub input_bytes: ByteCount,
     /// `input-idle`: how long an input stays that no job refers to, default 1 h.
     pub input_idle: Duration,

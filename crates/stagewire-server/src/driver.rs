@@ -115,6 +115,23 @@ impl Driver {
     }
 }
 
+#[cfg(test)]
+impl Driver {
+    /// One whose scheduler is this one for ever; `first` runs before each look at it.
+    pub(crate) fn still(sched: Sched, mut first: impl FnMut() + Send + 'static) -> Self {
+        let (inbox, mut commands) = mpsc::channel(1);
+        tokio::spawn(async move {
+            while let Some(command) = commands.recv().await {
+                if let Command::Look(look) = command {
+                    first();
+                    look(&sched, Timestamp::default());
+                }
+            }
+        });
+        Self { inbox }
+    }
+}
+
 /// The driver itself.
 pub(crate) struct Drive {
     pub(crate) sched: Sched,

@@ -6,6 +6,7 @@
 
 mod error;
 mod name;
+mod patience;
 mod room;
 mod upload;
 
@@ -24,6 +25,8 @@ use tokio::sync::Semaphore;
 
 pub(crate) use error::InputError;
 pub(crate) use name::InputName;
+pub(crate) use room::LEAST;
+use room::charge;
 
 /// Uploads at once.
 const UPLOADS: usize = 16;
@@ -67,7 +70,7 @@ pub(crate) struct Inputs {
 #[derive(Debug, Default)]
 struct State {
     entries: BTreeMap<InputName, Entry>,
-    /// Bytes of all entries.
+    /// What all entries count for, in bytes.
     held: u64,
     /// Bytes that uploads have room for.
     reserved: u64,
@@ -81,8 +84,8 @@ struct Entry {
     media_type: String,
     /// When it was used last, in the order of all uses.
     used: u64,
-    /// Since when nobody is known to need it.
-    idle: Instant,
+    /// Since when nobody is known to need it; `None` while a job does.
+    idle: Option<Instant>,
     /// Submissions that are under way and refer to it.
     pins: usize,
 }
@@ -91,21 +94,31 @@ impl State {
     fn touch(&mut self, name: &InputName) {
         self.uses += 1;
         if let Some(entry) = self.entries.get_mut(name) {
-            (entry.used, entry.idle) = (self.uses, Instant::now());
+            (entry.used, entry.idle) = (self.uses, Some(Instant::now()));
         }
     }
 
     fn insert(&mut self, name: InputName, nbytes: u64, media_type: String) {
         self.uses += 1;
-        self.held += nbytes;
+        self.held += charge(nbytes);
         let entry = Entry {
             nbytes,
             media_type,
             used: self.uses,
-            idle: Instant::now(),
+            idle: Some(Instant::now()),
             pins: 0,
         };
         self.entries.insert(name, entry);
+    }
+
+    fn remove(&mut self, name: &InputName) {
+        let gone = self.entries.remove(name);
+        self.held -= gone.map_or(0, |entry| charge(entry.nbytes));
+    }
+
+    /// Bytes that are not free.
+    const fn taken(&self) -> u64 {
+        self.held + self.reserved
     }
 }
 
@@ -118,8 +131,16 @@ impl Inputs {
     /// parameters whose values are names of inputs.
     ///
     /// # Errors
-    /// Where the folder cannot be made or read.
+    /// Where the folder cannot be made or read, or where there are such parameters and its path cannot be told to workers.
     pub(crate) fn open(dir: &Path, bounds: InputBounds, params: impl IntoIterator<Item = String>) -> io::Result<Self> {
+        let params: BTreeSet<String> = params.into_iter().collect();
+        if !params.is_empty() && (dir.to_str().is_none() || !dir.is_absolute()) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "workers are told the paths of inputs, and so its path must be absolute and UTF-8; choose another one with \
+                 \"data-dir\" in [server] or --data-dir",
+            ));
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         if let Some(parent) = dir.parent() {
             File::open(parent)?.sync_all()?;
@@ -127,7 +148,7 @@ impl Inputs {
         let inputs = Self {
             dir: dir.to_owned(),
             bounds,
-            params: params.into_iter().collect(),
+            params,
             state: Mutex::default(),
             files: Mutex::default(),
             uploads: Arc::new(Semaphore::new(UPLOADS)),
@@ -198,8 +219,12 @@ impl Inputs {
     /// [`InputError::Unknown`], [`InputError::Store`].
     pub(crate) async fn open_file(&self, name: &str) -> Result<(InputInfo, tokio::fs::File), InputError> {
         let info = self.find(name)?;
-        let file = tokio::fs::File::open(self.path(&info.name)).await;
-        Ok((info, file.map_err(|source| InputError::store("read", source))?))
+        match tokio::fs::File::open(self.path(&info.name)).await {
+            Ok(file) => Ok((info, file)),
+            // It was dropped in between.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(InputError::unknown(name)),
+            Err(source) => Err(InputError::store("read", source)),
+        }
     }
 
     /// Keeps the inputs that a submission refers to, until the returned value is dropped.
@@ -235,7 +260,7 @@ impl Inputs {
         let params: Map<String, Value> = serde_json::from_str(params).unwrap_or_default();
         let path = |name: &str| {
             let name: Option<InputName> = name.parse().ok();
-            name.map(|name| self.path(&name).to_string_lossy().into_owned())
+            self.path(&name?).into_os_string().into_string().ok()
         };
         let given = self.params.iter().filter_map(|param| {
             let name = params.get(param)?.as_str()?;
@@ -255,7 +280,7 @@ impl Inputs {
             .filter(|(_, name)| !name.is_empty())
     }
 
-    /// Number of inputs, their bytes, and how many they may have.
+    /// Number of inputs, what they count for in bytes, and how much that may be.
     pub(crate) fn usage(&self) -> (usize, u64, u64) {
         let state = lock(&self.state);
         (state.entries.len(), state.held, self.bounds.total.0)
@@ -276,6 +301,8 @@ impl Drop for Pins {
             if let Some(entry) = state.entries.get_mut(name) {
                 entry.pins -= 1;
             }
+            // A look at the jobs that began before does not see this one.
+            state.touch(name);
         }
     }
 }

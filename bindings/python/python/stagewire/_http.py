@@ -196,7 +196,7 @@ def submission(
     """The body of a submission.
 
     Raises:
-        Invalid: As `parameters`; or the deadline is not above 0.
+        Invalid: As `parameters`; or the deadline is not above 0, or no number. The server judges the rest.
     """
     body: dict[str, Any] = {"params": parameters(params, named)}
     if job_class is not None:

@@ -76,7 +76,7 @@ class Client:
 
         Raises:
             Invalid: A parameter is unknown, missing, of another type or out of range; there is no such class; the
-                deadline is not above 0.
+                deadline is below 1 ms or above 366 days.
             Conflict: The key was used with other parameters, or for another class or deadline.
             Exhausted: Too many jobs wait.
             Unavailable: No server answers.

@@ -112,7 +112,7 @@ pub(super) struct Server {
     pub(super) max_body: Option<Spanned<ByteCount>>,
     pub(super) max_queued: Option<u64>,
     pub(super) max_input: Option<Spanned<ByteCount>>,
-    pub(super) input_bytes: Option<ByteCount>,
+    pub(super) input_bytes: Option<Spanned<ByteCount>>,
     pub(super) input_idle: Option<Span>,
 }
 

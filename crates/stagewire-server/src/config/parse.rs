@@ -13,6 +13,7 @@ use toml::Spanned;
 use super::error::UnknownName;
 use super::params::{ParamSpec, ParamType, Params, less};
 use super::{Config, ConfigError, Pipeline, ServerSettings, Stage, file};
+use crate::inputs::LEAST;
 use crate::nearest::{did_you_mean, nearest};
 
 /// The text under its name, to turn places in it into errors.
@@ -365,7 +366,7 @@ fn server(source: &Source<'_>, raw: file::Server) -> Result<ServerSettings, Conf
             source.error(&text.span(), message)
         })?,
     };
-    let input_bytes = raw.input_bytes.unwrap_or(ByteCount(4 << 30));
+    let input_bytes = input_bytes(source, raw.input_bytes.as_ref())?;
     let settings = ServerSettings {
         listen,
         token_file: raw.token_file.as_deref().map(|path| source.resolve(path)),
@@ -400,6 +401,21 @@ fn max_body(source: &Source<'_>, raw: Option<&Spanned<ByteCount>>) -> Result<Byt
         Some(bytes) => Err(source.error(
             &bytes.span(),
             format!("\"max-body\" is {}; it must be at most {LONGEST_BODY}", bytes.get_ref()),
+        )),
+    }
+}
+
+fn input_bytes(source: &Source<'_>, raw: Option<&Spanned<ByteCount>>) -> Result<ByteCount, ConfigError> {
+    match raw {
+        None => Ok(ByteCount(4 << 30)),
+        Some(bytes) if bytes.get_ref().0 >= LEAST => Ok(*bytes.get_ref()),
+        Some(bytes) => Err(source.error(
+            &bytes.span(),
+            format!(
+                "\"input-bytes\" is {}; it must be at least {}, what the smallest input counts for",
+                bytes.get_ref(),
+                ByteCount(LEAST)
+            ),
         )),
     }
 }

@@ -1,5 +1,7 @@
 //! Inputs of jobs: send one, fetch one.
 
+use std::time::Instant;
+
 use axum::Json;
 use axum::body::{Body, HttpBody};
 use axum::extract::{Path, State};
@@ -10,7 +12,7 @@ use stagewire_core::ErrorClass;
 use tokio_util::io::ReaderStream;
 
 use super::error::ApiError;
-use super::{Shared, body, file};
+use super::{App, Shared, body, file};
 use crate::inputs::{InputError, InputInfo};
 
 /// Where inputs are sent to.
@@ -31,11 +33,14 @@ pub(super) async fn upload(State(app): Shared, headers: HeaderMap, body: Body) -
         Ok(received) => received,
         Err(error) => {
             // A client that asked first has sent nothing yet; one whose bytes broke off or stopped sends no more.
-            let over = matches!(error, InputError::Broken { .. } | InputError::Stalled { .. });
+            let over = matches!(
+                error,
+                InputError::Broken { .. } | InputError::Stalled { .. } | InputError::Slow { .. }
+            );
             if !over && !headers.contains_key(header::EXPECT) {
                 body::drain(&mut stream).await;
             }
-            return Err(refusal(error));
+            return Err(refusal(&app, error));
         }
     };
     let status = if new { StatusCode::CREATED } else { StatusCode::OK };
@@ -56,17 +61,23 @@ fn shown(info: &InputInfo, url: &str) -> serde_json::Value {
     })
 }
 
-fn refusal(error: InputError) -> ApiError {
+fn refusal(app: &App, error: InputError) -> ApiError {
+    let full = matches!(error, InputError::Room { .. });
     let status = match &error {
         InputError::TooLarge { .. } => Some(StatusCode::PAYLOAD_TOO_LARGE),
         InputError::Room { .. } => Some(StatusCode::INSUFFICIENT_STORAGE),
-        InputError::Stalled { .. } => Some(StatusCode::REQUEST_TIMEOUT),
+        InputError::Stalled { .. } | InputError::Slow { .. } => Some(StatusCode::REQUEST_TIMEOUT),
         _ => None,
     };
     let answer = ApiError::from(error);
-    match status {
+    let answer = match status {
         Some(status) => answer.under(status),
         None => answer,
+    };
+    match full {
+        // Room comes when a job ends that needs an input.
+        true => answer.after(app.pace.next_end(Instant::now())),
+        false => answer,
     }
 }
 

@@ -37,6 +37,15 @@ pub(crate) enum InputError {
     Busy { limit: usize },
     #[error("nothing more of the input came for {seconds} s; {received} had come. Send it again")]
     Stalled { seconds: u64, received: ByteCount },
+    #[error(
+        "only {received} of the input came in {seconds} s, and it is given up: after 30 s it must come at {rate} a second. \
+         Send it again over a faster connection"
+    )]
+    Slow {
+        seconds: u64,
+        received: ByteCount,
+        rate: ByteCount,
+    },
     #[error("the input broke off after {received}: {problem}")]
     Broken { received: ByteCount, problem: String },
     #[error("cannot {what} an input; is the disk full?")]
@@ -70,7 +79,7 @@ impl Classify for InputError {
             Self::Unknown { .. } | Self::UnknownParam { .. } => ErrorClass::NotFound,
             Self::TooLarge { .. } | Self::Broken { .. } => ErrorClass::Invalid,
             Self::Room { .. } | Self::Busy { .. } => ErrorClass::Exhausted,
-            Self::Stalled { .. } => ErrorClass::Deadline,
+            Self::Stalled { .. } | Self::Slow { .. } => ErrorClass::Deadline,
             Self::Store { .. } => ErrorClass::Unavailable,
             Self::Drive(error) => error.class(),
         }
@@ -82,7 +91,7 @@ impl Classify for InputError {
             Self::TooLarge { .. } => "input.too_large",
             Self::Room { .. } => "input.room",
             Self::Busy { .. } => "input.busy",
-            Self::Stalled { .. } => "input.stalled",
+            Self::Stalled { .. } | Self::Slow { .. } => "input.stalled",
             Self::Broken { .. } => "input.broken",
             Self::Store { .. } => "input.store",
             Self::Drive(error) => error.reason(),
@@ -100,7 +109,7 @@ impl Classify for InputError {
                 ("limit_bytes", limit.0.to_string()),
             ],
             Self::Busy { limit } => vec![("limit", limit.to_string())],
-            Self::Stalled { received, .. } | Self::Broken { received, .. } => {
+            Self::Stalled { received, .. } | Self::Slow { received, .. } | Self::Broken { received, .. } => {
                 vec![("received_bytes", received.0.to_string())]
             }
             Self::Store { .. } => vec![],

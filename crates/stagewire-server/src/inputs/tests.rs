@@ -4,7 +4,7 @@ use super::*;
 
 const BOUNDS: InputBounds = InputBounds {
     largest: ByteCount(100),
-    total: ByteCount(1000),
+    total: ByteCount(10 * LEAST),
     idle: Duration::from_hours(1),
 };
 
@@ -47,7 +47,7 @@ fn what_was_complete_is_there_again_and_the_rest_is_swept() {
     assert_eq!(names(dir.path()), BTreeSet::from(left));
     let found = inputs.find(&whole.to_string()).unwrap();
     assert_eq!((found.nbytes, found.media_type.as_str()), (5, "image/png"));
-    assert_eq!(inputs.usage(), (1, 5, 1000));
+    assert_eq!(inputs.usage(), (1, LEAST, 10 * LEAST));
     for name in [untyped, unnamed] {
         assert!(matches!(
             inputs.find(&name.to_string()),
@@ -102,4 +102,27 @@ fn stages_are_told_the_files_of_parameters_that_are_inputs() {
     assert_eq!(files(json!({"image": ""})), [file("")]);
     assert_eq!(files(json!({"image": "../../etc/passwd"})), [file("")]);
     assert_eq!(files(json!({"prompt": "x"})), []);
+}
+
+#[test]
+fn a_path_that_workers_cannot_be_told_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().unwrap();
+    let strange = dir.path().join(std::ffi::OsStr::from_bytes(b"\xff"));
+    for wrong in [strange.as_path(), "inputs".as_ref()] {
+        let error = Inputs::open(wrong, BOUNDS, ["image".to_owned()]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
+        assert!(!wrong.exists());
+    }
+    Inputs::open(&strange, BOUNDS, []).unwrap();
+}
+
+#[tokio::test]
+async fn one_that_goes_while_it_is_asked_for_is_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = lay(dir.path(), b"a cat");
+    let inputs = open(dir.path());
+    std::fs::remove_file(inputs.path(&name)).unwrap();
+    let error = inputs.open_file(&name.to_string()).await.unwrap_err();
+    assert!(matches!(error, InputError::Unknown { .. }), "{error}");
 }

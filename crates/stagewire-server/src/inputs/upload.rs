@@ -5,21 +5,18 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
-use stagewire_core::ByteCount;
+use futures::Stream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
+use super::patience::Patience;
 use super::room::Room;
 use super::{InputError, InputInfo, InputName, Inputs, PART, UPLOADS, lock};
 use crate::driver::Driver;
 
-/// How long a client may send nothing.
-const SILENCE: Duration = Duration::from_secs(30);
 /// Pieces that wait for the disk.
 const PIECES: usize = 4;
 
@@ -51,28 +48,18 @@ impl Inputs {
         };
         let mut room = Room::none(Arc::clone(self));
         fits(declared.unwrap_or(0))?;
-        room.grow(declared.unwrap_or(0), driver).await?;
+        room.hold(declared.unwrap_or(0), driver).await?;
         let (part, file) = Part::create(&self.dir).map_err(|source| InputError::store("write", source))?;
         let mut writer = Writer::start(file);
+        let mut patience = Patience::default();
         let mut size = 0;
         loop {
-            let next = tokio::time::timeout(SILENCE, body.next()).await;
-            let piece = match next {
-                Err(_) => {
-                    return Err(InputError::Stalled {
-                        seconds: SILENCE.as_secs(),
-                        received: ByteCount(size),
-                    });
-                }
-                Ok(None) => break,
-                Ok(Some(piece)) => piece.map_err(|error| InputError::Broken {
-                    received: ByteCount(size),
-                    problem: error.to_string(),
-                })?,
+            let Some(piece) = patience.next(body, size).await? else {
+                break;
             };
             size += piece.len() as u64;
             fits(size)?;
-            room.grow(size.saturating_sub(room.bytes), driver).await?;
+            room.hold(size, driver).await?;
             if !writer.write(piece).await {
                 break;
             }
@@ -81,8 +68,8 @@ impl Inputs {
         let this = Arc::clone(self);
         // On a thread that ends what it has begun, whoever still waits for it.
         let kept = tokio::task::spawn_blocking(move || {
-            let kept = this.keep(part, &file, name, media_type, size);
-            drop((room, turn));
+            let kept = this.keep(part, &file, room, name, media_type, size);
+            drop(turn);
             kept
         });
         let kept = kept.await.unwrap_or_else(|error| Err(io::Error::other(error)));
@@ -94,6 +81,7 @@ impl Inputs {
         &self,
         part: Part,
         file: &File,
+        room: Room,
         name: InputName,
         media_type: String,
         nbytes: u64,
@@ -113,7 +101,7 @@ impl Inputs {
             }
             return Err(error);
         }
-        lock(&self.state).insert(name.clone(), nbytes, media_type.clone());
+        room.fill(name.clone(), nbytes, media_type.clone());
         let info = InputInfo {
             name,
             nbytes,

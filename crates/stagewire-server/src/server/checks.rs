@@ -4,7 +4,7 @@ use std::env;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use stagewire_core::ByteCount;
 
@@ -67,13 +67,14 @@ fn read_token(path: &Path) -> Result<Secret, StartError> {
     Ok(Secret::new(token.to_owned()))
 }
 
-/// Where journal and results are kept.
+/// Where journal, results and inputs are kept; absolute, as workers are told of it that run elsewhere.
 pub(super) fn data_dir(options: &ServerOptions) -> Result<PathBuf, StartError> {
-    if let Some(dir) = options.data_dir.as_ref().or(options.config.server.data_dir.as_ref()) {
-        return Ok(dir.clone());
-    }
     let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let state = variable("XDG_STATE_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/state")));
-    let state = state.ok_or(StartError::NoDataDir)?;
-    Ok(state.join("stagewire").join(options.config.pipeline.name.as_str()))
+    let usual = || {
+        let state = variable("XDG_STATE_HOME").or_else(|| variable("HOME").map(|home| home.join(".local/state")))?;
+        Some(state.join("stagewire").join(options.config.pipeline.name.as_str()))
+    };
+    let given = options.data_dir.as_ref().or(options.config.server.data_dir.as_ref());
+    let dir = given.cloned().or_else(usual).ok_or(StartError::NoDataDir)?;
+    path::absolute(&dir).map_err(|source| StartError::DataDir { path: dir, source })
 }

@@ -95,6 +95,7 @@ fn wrong_values_say_what_to_write() {
     insta::assert_snapshot!(error("127.0.0.1:0", "localhost"), @r#"stagewire.toml:34: "listen" is "localhost"; write an address and a port, for instance "127.0.0.1:7070" (port 0 takes a free one)"#);
     insta::assert_snapshot!(error("store-bytes = \"1.5GiB\"", "max-body = \"64MiB\""), @r#"stagewire.toml:35: "max-body" is 64.0 MiB; it must be at most 16.0 MiB"#);
     insta::assert_snapshot!(error("store-bytes = \"1.5GiB\"", "max-input = \"5GiB\""), @r#"stagewire.toml:35: "max-input" is 5.0 GiB, more than "input-bytes" has for all inputs together (4.0 GiB)"#);
+    insta::assert_snapshot!(error("store-bytes = \"1.5GiB\"", "input-bytes = \"64000B\""), @r#"stagewire.toml:35: "input-bytes" is 62.5 KiB; it must be at least 64.0 KiB, what the smallest input counts for"#);
     insta::assert_snapshot!(error("type = \"string\"", "type = \"input\"\ndefault = \"cat.png\""), @r#"stagewire.toml:7: "default" of parameter "prompt" may only be "", for none: inputs come and go"#);
     insta::assert_snapshot!(error("name = \"wan\"\n", ""), @r#"stagewire.toml:1: in [pipeline]: missing key "name""#);
     insta::assert_snapshot!(error("[[edge]]", "[[edge]"), @r#"stagewire.toml:23: not TOML: unclosed array table, expected "]""#);

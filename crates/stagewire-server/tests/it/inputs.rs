@@ -6,10 +6,11 @@ use std::net::TcpStream;
 
 use reqwest::{Body, Method, StatusCode};
 use serde_json::{Value, json};
+use stagewire_connector::worker::{Worker, WorkerOptions};
 
 use crate::child::ChildServer;
-use crate::site::{Http, PATIENCE, Site, answer, until};
-use crate::stages::Workers;
+use crate::site::{Api, Http, PATIENCE, Site, answer, until};
+use crate::stages::{Workers, stage};
 
 fn site(server: &str) -> Site {
     let mut site = Site::with(server);
@@ -88,7 +89,7 @@ async fn an_input_is_kept_under_its_digest_and_stages_read_it() {
     let (_, stats) = api.get("/v1/stats").await;
     assert_eq!(
         stats["inputs"],
-        json!({"count": 1, "bytes": 9, "limit_bytes": 4_u64 << 30})
+        json!({"count": 1, "bytes": 64 << 10, "limit_bytes": 4_u64 << 30})
     );
     workers.close().await;
     api.stop().await;
@@ -173,9 +174,9 @@ async fn one_that_is_too_large_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_oldest_goes_that_no_job_refers_to() {
-    let site = site("input-bytes = \"4KiB\"\n");
+    let site = site("input-bytes = \"256KiB\"\n");
     let api = site.start().await;
-    let picture = |n: u8| vec![n; 1 << 10];
+    let picture = |n: u8| vec![n; 64 << 10];
     let mut names = Vec::new();
     for n in 0..3 {
         names.push(sent(&api, picture(n)).await);
@@ -199,13 +200,38 @@ async fn the_oldest_goes_that_no_job_refers_to() {
         (status, reason(&error)),
         (StatusCode::INSUFFICIENT_STORAGE, "input.room")
     );
-    assert_eq!(error["error"]["details"]["limit_bytes"], "4096");
+    assert_eq!(error["error"]["details"]["limit_bytes"], "262144");
+    assert_eq!(
+        error["error"]["details"]["retry_after_s"], "5",
+        "when a job is expected to end"
+    );
     assert_eq!(files(&site).len(), 4);
     let id = job["id"].as_str().unwrap();
     api.post(&format!("/v1/jobs/{id}/cancel"), &json!({})).await;
     api.until(id, &["cancelled"]).await;
     sent(&api, picture(5)).await;
     assert_eq!(self::status(&api, &names[0]).await, StatusCode::NOT_FOUND);
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_are_told_where_inputs_are_wherever_the_server_was_started() {
+    let site = site("");
+    let mut options = site.options();
+    let here = std::env::current_dir().unwrap();
+    let root: std::path::PathBuf = here.components().skip(1).map(|_| "..").collect();
+    let data = site.dir.path().join("data");
+    options.data_dir = Some(root.join(data.strip_prefix("/").unwrap()));
+    let api = Api::of(options).await;
+    let name = sent(&api, "a red cat").await;
+    submit(&api, "a red cat", &name).await;
+    let options = WorkerOptions::new(site.run_dir(), stage("encode"));
+    let worker = Worker::attach(options).await.unwrap();
+    let task = worker.next_task().await.unwrap();
+    let told = task.files()[0].path.clone().unwrap();
+    assert!(told.is_absolute(), "{told:?}");
+    assert_eq!(std::fs::read(told).unwrap(), b"a red cat");
+    worker.close().await;
     api.stop().await;
 }
 
@@ -258,7 +284,7 @@ async fn until_files(site: &Site, what: &str, count: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_breaks_off_leaves_nothing_and_too_many_at_once_wait() {
-    let site = site("input-bytes = \"16000B\"\n");
+    let site = site("input-bytes = \"1MiB\"\n");
     let api = site.start().await;
     let mut streams: Vec<_> = (0..16).map(|_| begin(&api)).collect();
     until_files(&site, "16 uploads to have begun", 16).await;
@@ -276,7 +302,7 @@ async fn one_that_breaks_off_leaves_nothing_and_too_many_at_once_wait() {
     last.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"HTTP/1.1 201");
     // All their room is free again.
-    sent(&api, vec![7_u8; 15_000]).await;
+    sent(&api, vec![7_u8; (1 << 20) - (64 << 10)]).await;
     api.stop().await;
 }
 

@@ -97,12 +97,7 @@ impl Site {
     pub(crate) async fn start_with(&self, limits: Limits) -> Api {
         let mut options = self.options();
         options.limits = limits;
-        let server = Server::start(options).await.unwrap();
-        let url = format!("http://{}", server.http_addr());
-        Api {
-            server: Some(server),
-            http: Http::new(url),
-        }
+        Api::of(options).await
     }
 }
 
@@ -128,6 +123,15 @@ impl std::ops::Deref for Api {
 }
 
 impl Api {
+    pub(crate) async fn of(options: ServerOptions) -> Self {
+        let server = Server::start(options).await.unwrap();
+        let url = format!("http://{}", server.http_addr());
+        Self {
+            server: Some(server),
+            http: Http::new(url),
+        }
+    }
+
     pub(crate) async fn stop(mut self) {
         self.server.take().unwrap().shutdown().await;
     }
