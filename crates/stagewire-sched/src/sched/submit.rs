@@ -13,6 +13,22 @@ const LEAST_DEADLINE: Duration = Duration::from_millis(1);
 const LONGEST_DEADLINE: Duration = Duration::from_secs(366 * 86_400);
 
 impl Sched {
+    /// The job that was submitted with this key before, as long as it is remembered.
+    ///
+    /// # Errors
+    /// [`Refusal::KeyConflict`] where it was another submission.
+    pub fn first_of(&self, key: &IdempotencyKey) -> Result<Option<JobId>, Refusal> {
+        let Some(first) = self.keys.get(&key.key).and_then(|first| self.jobs.get(first)) else {
+            return Ok(None);
+        };
+        if first.key.as_ref().is_some_and(|known| known.hash == key.hash) {
+            Ok(Some(first.id))
+        } else {
+            let (key, job) = (key.key.clone(), first.id);
+            Err(Refusal::KeyConflict { key, job })
+        }
+    }
+
     pub(super) fn submit(
         &self,
         now: Timestamp,
@@ -21,18 +37,11 @@ impl Sched {
         key: Option<IdempotencyKey>,
         urgency: Urgency,
     ) -> Result<Decision, Refusal> {
-        if let Some(key) = &key
-            && let Some(first) = self.keys.get(&key.key).and_then(|first| self.jobs.get(first))
-        {
-            return if first.key.as_ref().is_some_and(|known| known.hash == key.hash) {
-                Ok(Decision {
-                    job: Some(first.id),
-                    ..Decision::default()
-                })
-            } else {
-                let (key, job) = (key.key.clone(), first.id);
-                Err(Refusal::KeyConflict { key, job })
-            };
+        if let Some(first) = key.as_ref().map(|key| self.first_of(key)).transpose()?.flatten() {
+            return Ok(Decision {
+                job: Some(first),
+                ..Decision::default()
+            });
         }
         if self.draining {
             return Err(Refusal::Draining);

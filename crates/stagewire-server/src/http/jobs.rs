@@ -40,12 +40,20 @@ pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -
     let (given, mut urgency) = request(&app, &bytes)?;
     let given = app.pipeline.params.check(given)?;
     urgency.shape = app.pipeline.params.shape(&given);
-    let pins = app.inputs.pin(&given)?;
+    let pins = app.inputs.pin(&given);
     let params: Arc<str> = Value::Object(given).to_string().into();
     let key = key(&headers)?.map(|key| IdempotencyKey {
         key,
         hash: xxh3_64(format!("{params}{:?}{:?}", urgency.class, urgency.queue_deadline).as_bytes()),
     });
+    let pins = match pins {
+        Ok(pins) => pins,
+        // The job that was made with this key may have ended since, and let go of its inputs.
+        Err(error) => match first(&app, key).await? {
+            Some(job) => return answer(&app, StatusCode::OK, job).await,
+            None => return Err(error.into()),
+        },
+    };
     let job = JobId(Uuid::now_v7());
     let new = job;
     let input = Input::Submit {
@@ -56,13 +64,23 @@ pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -
     };
     let submitted = decide(&app, input, pins).await?;
     let job = submitted.unwrap_or(new);
-    let json = show_job(&app, job).await?;
     let status = if job == new {
         StatusCode::CREATED
     } else {
         StatusCode::OK
     };
-    let mut response = (status, Json(json)).into_response();
+    answer(&app, status, job).await
+}
+
+/// The job that was made with this key, if there is one.
+async fn first(app: &App, key: Option<IdempotencyKey>) -> Result<Option<JobId>, ApiError> {
+    let Some(key) = key else { return Ok(None) };
+    let first = app.driver.look(move |sched, _| sched.first_of(&key)).await?;
+    Ok(first.map_err(DriveError::from)?)
+}
+
+async fn answer(app: &App, status: StatusCode, job: JobId) -> Result<Response, ApiError> {
+    let mut response = (status, Json(show_job(app, job).await?)).into_response();
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/jobs/{job}")) {
         response.headers_mut().insert(header::LOCATION, location);
     }
@@ -150,7 +168,10 @@ fn queue_deadline(given: Option<Value>) -> Result<Option<Duration>, ApiError> {
         let shown: String = given.to_string().chars().take(64).collect();
         ApiError::invalid(
             "job.deadline",
-            format!("\"queue_deadline_s\" is {shown}; it must be a number of seconds above 0, or left out"),
+            format!(
+                "\"queue_deadline_s\" is {shown}; it must be a number of seconds from 0.001 to 31622400 (366 days), or \
+                 left out"
+            ),
         )
     })
 }

@@ -215,6 +215,41 @@ async fn the_oldest_goes_that_no_job_refers_to() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_submission_finds_its_job_also_when_the_input_is_gone() {
+    let site = site("input-bytes = \"64KiB\"\n");
+    let mut api = site.start().await;
+    let name = sent(&api, "the first").await;
+    let body = |prompt: &str| json!({"params": {"prompt": prompt, "image": name}});
+    let submit = async |http: &Http, key: Option<&str>, body: Value| {
+        let mut request = http.request(Method::POST, "/v1/jobs").json(&body);
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        answer(request).await
+    };
+    let (status, job) = submit(&api, Some("k"), body("x")).await;
+    assert_eq!(status, StatusCode::CREATED, "{job}");
+    let id = job["id"].as_str().unwrap();
+    api.post(&format!("/v1/jobs/{id}/cancel"), &json!({})).await;
+    api.until(id, &["cancelled"]).await;
+    sent(&api, "another").await;
+    assert_eq!(self::status(&api, &name).await, StatusCode::NOT_FOUND);
+    for _life in 0..2 {
+        let (status, again) = submit(&api, Some("k"), body("x")).await;
+        assert_eq!((status, &again["id"]), (StatusCode::OK, &job["id"]), "{again}");
+        let (status, other) = submit(&api, Some("k"), body("y")).await;
+        assert_eq!((status, reason(&other)), (StatusCode::CONFLICT, "job.key_conflict"));
+        for key in [None, Some("other")] {
+            let (status, new) = submit(&api, key, body("x")).await;
+            assert_eq!((status, reason(&new)), (StatusCode::NOT_FOUND, "input.unknown"));
+        }
+        api.stop().await;
+        api = site.start().await;
+    }
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn workers_are_told_where_inputs_are_wherever_the_server_was_started() {
     let site = site("");
     let mut options = site.options();
