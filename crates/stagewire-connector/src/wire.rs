@@ -24,6 +24,7 @@ use serde::{Deserialize, Serialize};
 use stagewire_core::{
     Capability, Failure, Incarnation, MAX_METADATA, Manifest, PayloadId, Peer, ProcessRef, RegionRef, Token,
 };
+use stagewire_transfer::empty_region;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
@@ -183,18 +184,15 @@ impl State {
 /// Regions that nobody has: where the bytes are is said once somebody asks for them.
 pub(crate) fn nowhere(manifest: &Manifest) -> Vec<RegionRef> {
     let region = |len| RegionRef {
-        transport: "shm".to_owned(),
-        region: u64::MAX,
-        generation: 0,
-        capability: Capability::from_random([0; 16]),
         len,
+        ..empty_region("shm")
     };
     manifest.tensors().map(|tensor| region(tensor.nbytes().0)).collect()
 }
 
-/// Whether this is one of [`nowhere`].
+/// Whether this is one of [`nowhere`] that has bytes.
 pub(crate) const fn is_nowhere(region: &RegionRef) -> bool {
-    region.region == u64::MAX
+    region.region == u64::MAX && region.len > 0
 }
 
 /// Why a payload gets no more chunks.
@@ -323,6 +321,8 @@ pub(crate) fn framed(
 
 #[cfg(test)]
 mod tests {
+    use stagewire_core::{DType, Entry, EntryValue, PayloadKind, TensorSpec};
+
     use super::*;
 
     fn incarnation(id: u128) -> Incarnation {
@@ -347,6 +347,18 @@ mod tests {
         assert_eq!(Hello::decode(&frame), Ok(Err(9)));
         assert!(Hello::decode(b"GET / HTTP/1.1").is_err());
         assert!(Hello::decode(&encode(&hello)[..9]).is_err());
+    }
+
+    #[test]
+    fn an_empty_tensor_is_where_it_is_said_to_be() {
+        let entry = |len: u64| Entry {
+            name: len.to_string(),
+            value: EntryValue::Tensor(TensorSpec::new(DType::U8, [len]).expect("small")),
+        };
+        let manifest = Manifest::new(PayloadKind::Latent, vec![entry(0), entry(4)]).expect("names differ");
+        let told = nowhere(&manifest);
+        assert_eq!(told.iter().map(is_nowhere).collect::<Vec<_>>(), [false, true]);
+        assert_eq!(told[0], empty_region("shm"));
     }
 
     #[test]

@@ -103,9 +103,7 @@ impl Shared {
     pub(crate) fn store(&self) -> Option<Peer> {
         let mut stores = self.stores_of_run_dir().peekable();
         let first = stores.peek().cloned();
-        // A connection to it ends with it.
-        let alive = |store: &Peer| self.links.has(store.incarnation) || self.is_alive(store);
-        stores.find(alive).or(first)
+        stores.find(|store| self.is_alive(store)).or(first)
     }
 
     /// Every store that this process knows of, alive or not.

@@ -8,8 +8,7 @@ use std::time::Duration;
 use futures::future::{join_all, try_join_all};
 use stagewire_core::{Chunking, Handle, Peer, Record, RegionRef, Run, TensorSpec};
 use stagewire_transfer::{
-    Borrowed, ConnectError, ConnectOptions, Mapping, Pinned, Target, TargetError, TransferError, TransferOptions,
-    Transport,
+    ConnectError, ConnectOptions, Mapping, Pinned, Target, TargetError, TransferError, TransferOptions, Transport,
 };
 
 use super::view::{ChunkView, ViewMemory};
@@ -215,7 +214,7 @@ impl Access {
     }
 
     /// Fills the rooms with what the holder has sent along, tensor after tensor: there is nothing to pin.
-    pub(super) async fn sent(
+    pub(super) fn sent(
         handle: &Handle,
         regions: &[RegionRef],
         rooms: &[Room],
@@ -224,15 +223,22 @@ impl Access {
         let mut sources = Vec::with_capacity(rooms.len());
         for (spec, room) in handle.manifest.tensors().zip(rooms) {
             let len = spec.nbytes().0;
-            let (here, rest) = bytes.split_at_checked(len as usize).unwrap_or_default();
-            bytes = rest;
             if len == 0 {
                 sources.push(Source::Empty);
                 continue;
             }
             let target = room.target(len)?;
-            // Which refuses what is too short.
-            target.fill(&Borrowed::from(here.to_vec()).into()).await?;
+            let mut filling = target.begin()?;
+            let room = filling.bytes_mut();
+            let too_short = TargetError::OutOfBounds {
+                start: 0,
+                end: bytes.len() as u64,
+                len,
+            };
+            let (here, rest) = bytes.split_at_checked(room.len()).ok_or(too_short)?;
+            room.copy_from_slice(here);
+            filling.commit();
+            bytes = rest;
             sources.push(Source::Sent(target));
         }
         Ok(Self {

@@ -126,7 +126,7 @@ impl Consumer {
             if let Some(bytes) = heard.bytes {
                 let regions = heard.state.regions.as_ref().unwrap_or(&self.handle.regions);
                 // Where the destination does not take them, the copy says why.
-                let access = Access::sent(&self.handle, regions, &self.rooms, &bytes).await;
+                let access = Access::sent(&self.handle, regions, &self.rooms, &bytes);
                 self.access = access.ok().map(Arc::new);
             }
             return Ok(());

@@ -12,7 +12,7 @@ pub(crate) struct Heard {
     pub(crate) spoken: bool,
     pub(crate) state: State,
     /// All bytes of the payload, tensor after tensor, where they were sent along.
-    pub(crate) bytes: Option<Arc<[u8]>>,
+    pub(crate) bytes: Option<Arc<Vec<u8>>>,
     pub(crate) refused: Option<Refusal>,
     /// It knows that the consumer has every byte.
     pub(crate) finished: bool,
