@@ -197,7 +197,8 @@ impl Soak {
             bundle.check(&chunk.tensors, Some(chunk.index));
         }
         match self.dice.below(6) {
-            _ if self.dice.one_in(60) => {
+            // The first time in any case.
+            _ if self.dice.one_in(60) || self.ends.lost == 0 => {
                 // In the middle of whatever goes on by then.
                 let reading = tokio::spawn(read_on(consumer, bundle));
                 tokio::time::sleep(self.dice.micros(400)).await;
@@ -244,10 +245,13 @@ impl Soak {
     }
 
     fn publish(&mut self, bundle: &Bundle, mode: Mode, peer: Option<stagewire_core::Peer>) -> Publication {
+        // However slow the machine is, some arrive.
+        let within = self.dice.micros(30_000);
+        let store_within = if self.ends.stored == 0 { PATIENCE } else { within };
         let spec = PublishSpec {
             mode,
             consumer: peer,
-            store_within: self.dice.micros(30_000),
+            store_within,
             ..PublishSpec::new("request", bundle.manifest(), CONSUMED)
         };
         let memory = bundle.memory(self.connector().host().arena());

@@ -212,8 +212,9 @@ impl Near {
         }
     }
 
-    /// Waking this side is the owner's work, and it is the owner's work that takes longest. Measured: 1 MiB comes at 1.0 of
-    /// the speed of a raw stream instead of 0.9.
+    /// Waking this side is the owner's work, and it is the owner's work that takes longest. In a program that did
+    /// nothing else, 1 MiB came at 1.0 of the speed of a raw stream instead of 0.87; in the benchmark of transports the gain is
+    /// within the spread.
     fn expect(&self, bytes: usize) {
         let batch = if bytes >= BATCH as usize { BATCH } else { 1 };
         if self.batch.swap(batch, Ordering::Relaxed) != batch {
@@ -305,9 +306,13 @@ mod tests {
         };
         line.expect(2 * BATCH as usize);
         peer.write_all(&[1; 100]).await.expect("connected");
-        while rustix::io::ioctl_fionread(&line).expect("a socket") < 100 {
-            tokio::task::yield_now().await;
-        }
+        let came = async {
+            while rustix::io::ioctl_fionread(&line).expect("a socket") < 100 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let came = tokio::time::timeout(Duration::from_secs(20), came).await;
+        came.expect("100 bytes were sent");
         assert!(!readable(&line));
         line.expect(100);
         assert!(readable(&line), "it is all that is expected");
