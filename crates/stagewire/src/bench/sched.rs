@@ -57,6 +57,8 @@ fn measure(options: &Options) -> Result<Report, Fault> {
     let mut report = Report::new("sched");
     let mut offered = BTreeSet::new();
     let mut few = Load::new(FEW);
+    // None is dropped before the end: the next would take the memory that it gave back, and seem smaller.
+    let mut loads = Vec::new();
     for (queued, logarithm) in MORE {
         if options.quick && queued > MANY {
             continue;
@@ -96,6 +98,7 @@ fn measure(options: &Options) -> Result<Report, Fault> {
             let each = taken as f64 / many.jobs() as f64;
             report.count(resident, "resident", each, "B", FOUR_KIB);
         }
+        loads.push(many);
     }
     report.of(options.only.as_deref(), offered)
 }
