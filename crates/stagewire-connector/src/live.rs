@@ -37,7 +37,8 @@ pub(crate) struct Live {
     unread: Shared<BoxFuture<'static, ()>>,
     /// Taken by the one consumer of a payload that is deleted on consume.
     claimed: watch::Sender<bool>,
-    /// The rights of stores that pull the payload, which none but them consumes meanwhile where it is deleted on consume.
+    /// The rights of stores that are asked to take the payload: to pull it, or, where its bytes went along, of this process in
+    /// their place. None but them consumes it meanwhile where it is deleted on consume.
     moves: watch::Sender<Vec<(Capability, Arc<Peer>)>>,
     asked: Asked,
     /// Who has it once it is not here any more.
@@ -180,7 +181,7 @@ impl Live {
         Ok(brought)
     }
 
-    /// Lets `store` pull the payload with `right`, to keep it from then on.
+    /// Lets `store` take the payload with `right`, to keep it from then on.
     pub(crate) fn begin_move(self: &Arc<Self>, right: Capability, store: Arc<Peer>) -> Move {
         self.moves.send_modify(|moves| moves.push((right, store)));
         Move::new(Arc::clone(self), right)

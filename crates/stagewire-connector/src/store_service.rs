@@ -1,4 +1,5 @@
-//! The store's side of a put: pulls payloads into a [`HostStore`] and serves them from there.
+//! The store's side of a put: pulls payloads into a [`HostStore`], or writes the bytes that came along, and serves them from
+//! there.
 
 mod label;
 mod survivors;

@@ -28,7 +28,8 @@ pub struct Handover {
     pub nbytes: u64,
     /// Straight from the producer, or through a store.
     pub mode: TransferMode,
-    /// Transport that carried it: `shm`, `cma`.
+    /// What carried it: transports, as `shm`, `tcp` or `cma+shm`, or `socket` for bytes that came along with the store's
+    /// answer; empty where there were none.
     pub path: String,
     /// When the consumer began to wait for the bytes of this visible chunk.
     pub begin: Timestamp,

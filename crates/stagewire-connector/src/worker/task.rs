@@ -305,7 +305,7 @@ impl Task {
         }
     }
 
-    /// Has the store pull the output. A store that is gone comes back with the next server, and is asked there again; one
+    /// Has the store take the output. A store that is gone comes back with the next server, and is asked there again; one
     /// that only lost the connection is asked again soon. It ends with the attempt.
     async fn put(&self, handle: &Handle) -> Result<Handle, PutError> {
         let connector = &self.worker.connector;
