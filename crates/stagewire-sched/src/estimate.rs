@@ -11,7 +11,7 @@ const SHAPES: usize = 256;
 const UNKNOWN: Duration = Duration::from_secs(1);
 /// Bounds of a time. A class pays for every attempt, and pays for none more than that.
 const SHORTEST: Duration = Duration::from_millis(1);
-pub(crate) const LONGEST: Duration = Duration::from_secs(3_600);
+const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// Times of the attempts of one stage: an exponentially weighted mean for each shape, and one over all of them for a shape
 /// that was not seen yet.

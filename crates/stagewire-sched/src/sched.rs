@@ -193,10 +193,10 @@ impl Sched {
 
     /// Number of jobs of this class that only lack a worker or a credit for this stage.
     pub fn queued_of(&self, stage: &StageName, class: &StageName) -> usize {
-        let class = self.topology.class_index(class);
-        self.topology
-            .find(stage)
-            .map_or(0, |stage| self.index.queues[stage.get()].len_of(class))
+        match (self.topology.find(stage), self.topology.class(class.as_str())) {
+            (Some(stage), Some(_)) => self.index.queues[stage.get()].len_of(self.topology.class_index(class)),
+            _ => 0,
+        }
     }
 
     /// What an attempt of this stage at a job of this shape is predicted to take, from 1 ms to an hour.

@@ -2,9 +2,9 @@
 //!
 //! The classes take turns. At its turn a class gets its quantum, [`QUANTUM`] times its weight, and starts jobs for as long
 //! as its credit covers their predicted time, which it pays. Many rounds in which nobody can pay are taken in one step.
-//! A class that has nothing waiting loses the credit that it has saved up. Once an attempt has ended, its class pays the
-//! rest, or gets back what was too much; that leaves it neither more than one attempt's time in debt, nor with more than
-//! that saved up.
+//! A class that has nothing waiting loses the credit that it has saved up. A job that starts out of turn, so that jobs do
+//! not wait for each other, is paid for, too. Once an attempt has ended, its class pays the rest, or gets back what was too
+//! much. None of that leaves a class more than one attempt's time in debt, nor with more than that saved up.
 //!
 //! # No class starves
 //!
@@ -14,7 +14,8 @@
 //!
 //! > *R(c)* · *q(d)* + 2 *L* + *q(d)*
 //!
-//! predicted seconds, more only by what it gets back in the meantime because its attempts took less. For small quanta that
+//! predicted seconds in its turns, more only by what it gets back in the meantime: because its attempts took less, or an
+//! offer was not taken. For small quanta that
 //! is 2 *L* (1 + *w(d)* / *w(c)*): with the default classes and steps of 5 s a batch job waits, behind any number of
 //! interactive ones, for 90 s of their work, divided by the workers of the stage. Inside a class a job is overtaken by jobs
 //! that are due earlier; one that has no deadline counts as due an hour after it was submitted, so that it is overtaken
@@ -90,9 +91,10 @@ impl Shares {
         }
     }
 
-    /// Takes the price of a job that starts out of turn.
+    /// Takes the price of a job that starts out of turn, which leaves its class no more than that in debt.
     pub(crate) fn charge(&mut self, class: usize, price: Duration) {
-        self.credit[class] -= cost(price);
+        let (price, credit) = (cost(price), &mut self.credit[class]);
+        *credit = (*credit - price).max((*credit).min(-price));
     }
 
     /// The class has nothing waiting.
@@ -190,6 +192,19 @@ mod tests {
     }
 
     #[test]
+    fn jobs_that_start_out_of_turn_leave_one_attempts_time_of_debt() {
+        let mut shares = Shares::new(1);
+        for price in [1_000, 3_000, 2_000, 3_000] {
+            shares.charge(0, ms(price));
+            assert!(
+                (-3_000_000_000..=-1_000_000_000).contains(&shares.credit[0]),
+                "{shares:?}"
+            );
+        }
+        assert_eq!(shares.credit[0], -3_000_000_000);
+    }
+
+    #[test]
     fn a_wrong_prediction_is_paid_for_and_no_more_than_that() {
         let mut shares = Shares::new(1);
         shares.charge(0, ms(1_000));
@@ -218,6 +233,8 @@ mod tests {
         /// Jobs of a class come, each of this length.
         Come(usize, u64),
         Start,
+        /// A job of a class starts out of turn.
+        OutOfTurn(usize),
         /// A class learns that an attempt took so much of what was predicted.
         End(usize, u64, u64),
     }
@@ -226,6 +243,7 @@ mod tests {
         let op = prop_oneof![
             3 => (0..4_usize, 1..20_000_u64).prop_map(|(class, length)| Op::Come(class, length)),
             5 => Just(Op::Start),
+            1 => (0..4_usize).prop_map(Op::OutOfTurn),
             1 => (0..4_usize, 1..20_000_u64, 1..20_000_u64).prop_map(|(class, price, took)| Op::End(class, price, took)),
         ];
         prop::collection::vec(op, 1..400)
@@ -246,6 +264,11 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Come(class, length) => queues[class].push_back(length),
+                    Op::OutOfTurn(class) => {
+                        let Some(length) = queues[class].pop_front() else { continue };
+                        shares.charge(class, ms(length));
+                        since[class] = [0; 4];
+                    }
                     Op::End(class, price, took) => {
                         let before = shares.credit[class];
                         shares.correct(class, ms(price), Some(ms(took)));

@@ -132,6 +132,8 @@ pub struct Topology {
     inputs: Vec<Vec<Link>>,
     consumers: Vec<Vec<StageIndex>>,
     upstream_first: Vec<StageIndex>,
+    has_admission: bool,
+    has_joins: bool,
     classes: Vec<ClassSpec>,
 }
 
@@ -183,6 +185,8 @@ impl Topology {
         order::connected(&stages, &inputs, &consumers)?;
         order::agreeing(&stages, &edges)?;
         Ok(Self {
+            has_admission: stages.iter().any(|stage| stage.kind == StageKind::Admission),
+            has_joins: inputs.iter().any(|inputs| inputs.len() > 1),
             stages,
             edges,
             index,
@@ -261,13 +265,13 @@ impl Topology {
     }
 
     /// Whether some stage is of kind admission.
-    pub(crate) fn has_admission(&self) -> bool {
-        self.stages.iter().any(|stage| stage.kind == StageKind::Admission)
+    pub(crate) const fn has_admission(&self) -> bool {
+        self.has_admission
     }
 
     /// Whether some stage has more than one input.
-    pub(crate) fn has_joins(&self) -> bool {
-        self.inputs.iter().any(|inputs| inputs.len() > 1)
+    pub(crate) const fn has_joins(&self) -> bool {
+        self.has_joins
     }
 }
 

@@ -31,11 +31,11 @@ impl Job {
     /// The next thing on the way to failing.
     pub(crate) fn fail(&self, failure: Failure) -> Event {
         let revoked = || {
-            Failure::new(
-                ErrorClass::Cancelled,
-                "job.failed",
-                self.says("failed in another stage"),
-            )
+            let what = format!(
+                "failed, and with it ends whatever still runs of it: {}",
+                failure.message
+            );
+            Failure::new(ErrorClass::Cancelled, "job.failed", self.says(&what))
         };
         self.wind_down(revoked)
             .unwrap_or_else(|| self.end(Outcome::Failed(failure)))

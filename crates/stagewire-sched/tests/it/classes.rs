@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use stagewire_core::{Classify, ErrorClass, JobId, StageName};
+use stagewire_core::{Classify, ErrorClass, JobId, StageName, Token};
 use stagewire_sched::{
-    ClassSpec, Input, Limits, Outcome, StageKind, StageSpec, Topology, TopologyError, Urgency, WaitCause,
+    ClassSpec, Effect, Input, Limits, Outcome, StageKind, StageSpec, Topology, TopologyError, Urgency, WaitCause,
 };
 
 use crate::world::{World, name, topology, video};
@@ -203,6 +203,48 @@ fn a_job_that_has_begun_is_not_dropped() {
 }
 
 #[test]
+fn what_runs_of_a_job_that_fails_is_told_why_the_job_failed() {
+    let told = |world: &World, token: Token| {
+        let mut cancelled = world.effects.iter().filter_map(|effect| match effect {
+            Effect::CancelAttempt {
+                token: other, failure, ..
+            } if *other == token => Some(failure.clone()),
+            _ => None,
+        });
+        cancelled.next().expect("it is told to stop")
+    };
+    let why = |world: &World, job| match world.sched.job(job).and_then(|job| job.outcome()) {
+        Some(Outcome::Failed(failure)) => failure.message.clone(),
+        other => panic!("it failed: {other:?}"),
+    };
+    // An encode that runs when the job is dropped, as its denoise has not begun.
+    let mut stages: Vec<_> = video().stages().to_vec();
+    stages[1].kind = StageKind::Admission;
+    let mut world = World::new(Topology::new(stages, video().edges().to_vec()).expect("an allowed pipeline"));
+    let encoder = world.attach("encode", 1);
+    let late = world.submit_as(due_in("standard", 5)).expect("allowed");
+    let encoding = world.accept(encoder);
+    world.wait(secs(6));
+    let failure = told(&world, encoding);
+    assert_eq!(
+        (failure.class, failure.reason.as_str()),
+        (ErrorClass::Cancelled, "job.failed")
+    );
+    assert!(failure.message.contains("queue deadline is 5.0s"), "{failure:?}");
+    assert!(failure.message.ends_with(&why(&world, late)), "{failure:?}");
+    // A decode that reads from a denoise that fails.
+    let mut world = World::new(video());
+    let [encoder, denoiser, decoder] = ["encode", "denoise", "decode"].map(|stage| world.attach(stage, 1));
+    let job = world.submit();
+    world.run(encoder);
+    let denoising = world.accept(denoiser);
+    world.publish(denoiser, denoising);
+    let decoding = world.accept(decoder);
+    world.fail(denoiser, denoising, ErrorClass::Invalid);
+    assert!(told(&world, decoding).message.ends_with(&why(&world, job)));
+}
+
+#[test]
 fn the_class_says_how_long_its_jobs_wait() {
     let class = |name: &str, weight, deadline| ClassSpec {
         queue_deadline: deadline,
@@ -276,7 +318,10 @@ fn a_waiting_job_names_class_rank_and_what_it_waits_for() {
         panic!("it waits for a slot: {waiting:?}");
     };
     assert_eq!((ahead, others, advertised, running), (2, 1, 1, 1));
-    assert_eq!(world.sched.queued_of(&name("decode"), &name("batch")), 3);
+    let queued = |stage, class| world.sched.queued_of(&name(stage), &name(class));
+    let classes = ["batch", "standard", "interactive", "no-such-class"];
+    assert_eq!(classes.map(|class| queued("decode", class)), [3, 1, 0, 0]);
+    assert_eq!(queued("no-such-stage", "batch"), 0);
 }
 
 /// One decode worker, a backlog of batch videos, and images that people wait for: an image waits for the video that is
