@@ -65,6 +65,13 @@ impl Fault {
     pub(crate) fn failed(message: impl fmt::Display) -> Self {
         Self::new(Exit::Failed, message)
     }
+
+    /// Whether it is that a server does not answer that may be back soon.
+    pub(crate) fn is_away(&self) -> bool {
+        self.error
+            .downcast_ref::<ClientError>()
+            .is_some_and(ClientError::is_away)
+    }
 }
 
 impl<E: Into<anyhow::Error>> From<E> for Fault {

@@ -192,13 +192,13 @@ async fn watch(
 }
 
 /// Asks again while the server is away, up to a minute.
-async fn patiently<T, F: Future<Output = Result<T, ClientError>>>(ask: impl Fn() -> F) -> Result<T, Fault> {
+async fn patiently<T, E: Into<Fault>, F: Future<Output = Result<T, E>>>(ask: impl Fn() -> F) -> Result<T, Fault> {
     let give_up = Instant::now() + AWAY;
     loop {
-        match ask().await {
+        match ask().await.map_err(E::into) {
             Ok(answer) => return Ok(answer),
-            Err(error) if error.is_away() && Instant::now() < give_up => sleep(Duration::from_millis(250)).await,
-            Err(error) => return Err(error.into()),
+            Err(fault) if fault.is_away() && Instant::now() < give_up => sleep(Duration::from_millis(250)).await,
+            Err(fault) => return Err(fault),
         }
     }
 }
