@@ -43,7 +43,7 @@ pub(crate) struct StageMark {
     payload: Option<(PayloadId, Holder, u64)>,
     credit: bool,
     /// Its phase, unless the job has ended.
-    phase: Option<u8>,
+    phase: Option<usize>,
 }
 
 /// What is due of a stage of a job.
@@ -122,7 +122,7 @@ impl JobMark {
                 payload: live
                     .zip(run.output.holder())
                     .map(|(payload, holder)| (payload.id, holder, payload.nbytes.0)),
-                phase: (!ended).then(|| run.phase.place()),
+                phase: (!ended).then(|| run.phase.position()),
                 credit: (making || live.is_some()) && !topology.consumers(stage).is_empty(),
             }
         };
@@ -228,7 +228,7 @@ impl Index {
             queue.since.remove(&(since, job.number));
         }
         if let Some(phase) = mark.phase {
-            queue.tally.phases[usize::from(phase)] -= 1;
+            queue.tally.phases[phase] -= 1;
         }
         queue.held -= u32::from(mark.credit);
         if let Some((deadline, due)) = mark.deadline {
@@ -254,7 +254,7 @@ impl Index {
             queue.since.insert((since, job.number));
         }
         if let Some(phase) = mark.phase {
-            queue.tally.phases[usize::from(phase)] += 1;
+            queue.tally.phases[phase] += 1;
         }
         queue.held += u32::from(mark.credit);
         if let Some((deadline, due)) = mark.deadline {

@@ -234,11 +234,6 @@ impl Phase {
         Self::NAMES[self.position()]
     }
 
-    /// Its place in [`Phase::NAMES`], in little room.
-    pub(crate) fn place(&self) -> u8 {
-        u8::try_from(self.position()).expect("there are six")
-    }
-
     /// Its place in [`Phase::NAMES`].
     pub(crate) const fn position(&self) -> usize {
         match self {

@@ -15,7 +15,6 @@ mod snapshot;
 mod submit;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
 
@@ -197,11 +196,6 @@ impl Sched {
             (Some(stage), Some(_)) => self.index.queues[stage.get()].len_of(self.topology.class_index(class)),
             _ => 0,
         }
-    }
-
-    /// What an attempt of this stage at a job of this shape is predicted to take, from 1 ms to an hour.
-    pub fn predict(&self, stage: &StageName, shape: u64) -> Option<Duration> {
-        Some(self.estimates[self.topology.find(stage)?.get()].predict(shape))
     }
 
     /// Number of payloads of this stage that are held or being made.

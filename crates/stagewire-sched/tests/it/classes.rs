@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use stagewire_core::{Classify, ErrorClass, JobId, StageName, Token};
+use stagewire_core::{Classify, ErrorClass, Incarnation, JobId, StageName, Token};
 use stagewire_sched::{
-    ClassSpec, Effect, Input, Limits, Outcome, StageKind, StageSpec, Topology, TopologyError, Urgency, WaitCause,
+    ClassSpec, Effect, Event, Input, Limits, Outcome, StageKind, StageSpec, Topology, TopologyError, Urgency, WaitCause,
 };
 
 use crate::world::{World, name, topology, video};
@@ -276,12 +276,21 @@ fn deadlines_hold_over_a_restart() {
 
 #[test]
 fn what_was_learnt_outlives_the_server() {
+    // What a job costs its class is what it is predicted to take.
+    let price = |world: &World, asked: Incarnation, job| {
+        let mut offered = world.history.iter().filter_map(|(_, event)| match event {
+            Event::Offered {
+                token, worker, price, ..
+            } if (token.job, *worker) == (job, asked) => Some(*price),
+            _ => None,
+        });
+        offered.next().expect("it was offered")
+    };
     let mut world = decoding();
     let worker = world.attach("decode", 1);
-    let stage = name("decode");
-    assert_eq!(world.sched.predict(&stage, 7), Some(secs(1)), "nothing is known");
-    for (shape, took) in [(7, 3), (8, 40)] {
-        world.submit_to("batch", shape);
+    for (shape, took, known) in [(7, 3, 1), (8, 40, 3)] {
+        let job = world.submit_to("batch", shape);
+        assert_eq!(price(&world, worker, job), secs(known));
         let token = world.accept(worker);
         for _ in 0..took {
             world.wait(secs(1));
@@ -289,12 +298,14 @@ fn what_was_learnt_outlives_the_server() {
         }
         world.complete(worker, token);
     }
-    let predicted = |world: &World| [7, 8, 9].map(|shape| world.sched.predict(&stage, shape));
-    assert_eq!(predicted(&world)[..2], [Some(secs(3)), Some(secs(40))]);
-    let before = predicted(&world);
+    world.lose(worker);
+    let jobs = [7, 8, 9].map(|shape| world.submit_to("batch", shape));
+    let worker = world.attach("decode", 3);
+    let before = jobs.map(|job| price(&world, worker, job));
+    assert_eq!(before[..2], [secs(3), secs(40)]);
     world.restart();
-    assert_eq!(predicted(&world), before);
-    assert_eq!(world.sched.predict(&name("no-such-stage"), 7), None);
+    let worker = world.attach("decode", 3);
+    assert_eq!(jobs.map(|job| price(&world, worker, job)), before);
 }
 
 #[test]
