@@ -9,7 +9,8 @@
 //! `clippy.toml` forbids them.
 //!
 //! *Guarantees.* A plan that comes out writes each needed byte of the destination exactly once, from the right byte of
-//! the source, and nothing else: [`Pair::plan`] proves that from the finished records and the definition of the layouts.
+//! the source, inside the pools where their sizes are given, and nothing else: [`Pair::plan`] proves that of the finished
+//! plan from the request, both geometries and the definition of the layouts, without what the planner computed.
 //! Whatever is wrong with one room is an error of that call. Page lists are never cut short.
 //!
 //! *Non-guarantees.* That the page tables are those of the room, and that both engines keep their pools as they say.
@@ -48,6 +49,12 @@ mod pair;
 mod plan;
 mod refusal;
 mod window;
+#[cfg(test)]
+#[path = "../tests/it/world.rs"]
+mod world;
+
+#[cfg(test)]
+extern crate self as stagewire_kv;
 
 pub use component::Component;
 pub use dtype::dtype;

@@ -9,7 +9,7 @@ use crate::{Component, Engine, Geometry, HeadSlice, Plan, PlanError, PlanRequest
 pub struct Pair {
     prefill: Engine,
     decode: Engine,
-    components: Vec<Paired>,
+    pub(crate) components: Vec<Paired>,
 }
 
 /// One component of a pair.
@@ -111,10 +111,6 @@ impl Pair {
     /// [`PlanError`] for whatever is wrong with this room; the pair goes on.
     pub fn plan(&self, request: &PlanRequest<'_>) -> Result<Plan, PlanError> {
         plan::make(self, request)
-    }
-
-    pub(crate) fn components(&self) -> &[Paired] {
-        &self.components
     }
 }
 

@@ -1,7 +1,7 @@
 //! One room: from page tables to records.
 //!
 //! `request` is what is asked for, `cuts` the pages and the tokens of each that move, `shape` where the bytes of a page
-//! are, `stride` the records, `proof` that they are the right ones, `rows` the same as one entry for each run of bytes.
+//! are, `stride` the records, `rows` the same as one entry for each run of bytes. `proof` shares none of it.
 
 mod cuts;
 mod error;
@@ -11,12 +11,14 @@ mod rows;
 mod shape;
 mod stride;
 
+use std::sync::Arc;
+
 use stagewire_core::Record;
 
 use crate::pair::{Paired, Place};
 use crate::window::TokenRange;
 use crate::{HeadSlice, Kind, Layout, Pair};
-use cuts::{Cut, Pool, Tables};
+use cuts::{Cut, Tables};
 use shape::Shape;
 
 pub use error::{PlanError, Side};
@@ -44,7 +46,8 @@ pub struct Section {
 #[derive(Debug, Clone)]
 struct BufferPlan {
     kv: u32,
-    records: Vec<Record>,
+    /// Shared with the buffer before where both are alike.
+    records: Arc<[Record]>,
 }
 
 /// Which side should copy through scratch where a transport moves runs of bytes only. Never both: the narrow side, whose
@@ -214,7 +217,7 @@ impl Section {
 
     /// Bytes that move; `u64::MAX` where they are more.
     pub fn nbytes(&self) -> u64 {
-        let records = self.buffers.iter().flat_map(|buffer| &buffer.records);
+        let records = self.buffers.iter().flat_map(|buffer| buffer.records.iter());
         let layer = records.map(Record::nbytes).fold(0, u64::saturating_add);
         layer.saturating_mul(self.layers.len() as u64)
     }
@@ -264,19 +267,21 @@ pub(crate) fn make(pair: &Pair, request: &PlanRequest<'_>) -> Result<Plan, PlanE
         Place::of(request.dst_rank, decode),
     );
     let carried = |paired: &Paired| paired.carried(from, to).is_some();
-    if !pair.components().iter().any(carried) {
+    if !pair.components.iter().any(carried) {
         return Err(PlanError::Route {
             src_rank: request.src_rank,
             dst_rank: request.dst_rank,
             writers: pair.writers(request.dst_rank),
         });
     }
-    let known: Vec<&str> = pair.components().iter().map(|paired| paired.name.as_str()).collect();
+    let known: Vec<&str> = pair.components.iter().map(|paired| paired.name.as_str()).collect();
     request.check(&known)?;
     let mut sections = Vec::new();
-    for (index, paired) in (0..).zip(pair.components()) {
+    for (index, paired) in (0..).zip(&pair.components) {
         if request.asks_for(&paired.name) {
-            sections.push(section(pair, index, paired, request, (from, to))?);
+            let section = section(pair, index, paired, request, (from, to))?;
+            proof::prove(pair, request, &section, &paired.slices[to.tp as usize])?;
+            sections.push(section);
         }
     }
     Ok(Plan {
@@ -309,13 +314,12 @@ fn section(
     let Some((slice, layers)) = paired.carried(from, to) else {
         return Ok(section);
     };
-    let pools = [pair.prefill(), pair.decode()].map(|engine| Pool(engine.pool(&paired.name)));
     let tables = Tables {
         component: &paired.name,
         src: request.table(&paired.name, Side::Prefill)?,
         dst: request.table(&paired.name, Side::Decode)?,
         needed: component.pages(geometry.page_size, request.seq_len),
-        pools,
+        pools: [pair.prefill(), pair.decode()].map(|engine| engine.pool(&paired.name)),
     };
     let cuts: Vec<Cut> = tables.cuts(if state { range.as_state() } else { range }, page, request.exact_window)?;
     let whole_pages = cuts.iter().all(|cut| cut.hi - cut.lo == page);
@@ -326,11 +330,17 @@ fn section(
         });
     }
     section.packing = Packing::of(slice, paired.heads, component.layout, whole_pages);
+    let mut last: Option<(u64, Arc<[Record]>)> = None;
     for buffer in &paired.buffers.list {
-        let shape = Shape::new(paired, slice, buffer.head, component.layout);
-        shape.check_reach(&paired.name, &cuts)?;
-        let records = stride::records(&shape, &cuts);
-        proof::prove(&paired.name, &shape, &cuts, &records, pools)?;
+        let records = match last {
+            Some((head, records)) if head == buffer.head => records,
+            _ => {
+                let shape = Shape::new(paired, slice, buffer.head, component.layout);
+                shape.check_reach(&paired.name, &cuts)?;
+                stride::records(&shape, &cuts).into()
+            }
+        };
+        last = Some((buffer.head, Arc::clone(&records)));
         section.buffers.push(BufferPlan { kv: buffer.kv, records });
     }
     section.layers = layers.to_vec();

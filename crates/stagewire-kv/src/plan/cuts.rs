@@ -14,10 +14,6 @@ pub(super) struct Cut {
     pub(super) hi: u64,
 }
 
-/// Number of pages of a pool, where it is known.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Pool(pub(super) Option<u64>);
-
 /// The page tables of one component.
 #[derive(Debug, Clone)]
 pub(super) struct Tables<'a> {
@@ -26,7 +22,8 @@ pub(super) struct Tables<'a> {
     pub(super) dst: &'a [i64],
     /// Logical pages that the destination needs, whoever brings them or brought them; both tables go up to their end.
     pub(super) needed: Range<u64>,
-    pub(super) pools: [Pool; 2],
+    /// Number of pages of prefill's pool and of decode's, where they are known.
+    pub(super) pools: [Option<u64>; 2],
 }
 
 impl Tables<'_> {
@@ -72,7 +69,7 @@ impl Tables<'_> {
             logical,
             page: id,
         })?;
-        match self.pools[side as usize].0 {
+        match self.pools[side as usize] {
             Some(num_pages) if page >= num_pages => Err(PlanError::PastPool {
                 component: self.component.to_owned(),
                 side,

@@ -1,199 +1,178 @@
-//! That finished records move each needed byte once, from the right place, and nothing else.
+//! That a finished plan moves each needed byte once, from the right place, and nothing else.
 //!
-//! What is needed comes from the cuts and the definition of the layouts ([`Shape::offset`]), page by page, not from the
-//! arithmetic that made the records. Destination pages are strictly increasing, so what is needed names no byte twice;
-//! records that are the same bytes in the same order write none twice.
+//! What is needed is derived anew, from what was asked for and from what each engine says of itself: pages and tokens
+//! (`need`), heads, layers, buffers and places (`held`). Of what the planner made, the plan alone is read, and the choice
+//! among the replicas of a head, which is free as long as every head of the destination has one writer that holds it.
+
+mod bytes;
+mod held;
+#[cfg(test)]
+mod mutants;
+mod need;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 use stagewire_core::Record;
 
-use super::cuts::{Cut, Pool};
-use super::error::PlanError;
-use super::shape::{Ends, Shape};
+use super::{PlanError, PlanRequest, Section};
+use crate::{HeadSlice, Layout, Pair};
+use held::Held;
+use need::Page;
 
+/// Proves one component of a plan; `writers` are all who write to the destination.
 pub(super) fn prove(
-    component: &str,
-    shape: &Shape,
-    cuts: &[Cut],
-    records: &[Record],
-    [src_pool, dst_pool]: [Pool; 2],
+    pair: &Pair,
+    request: &PlanRequest<'_>,
+    section: &Section,
+    writers: &[HeadSlice],
 ) -> Result<(), PlanError> {
-    let unproven = |problem: String| PlanError::Unproven {
-        component: component.to_owned(),
+    let proven = check(pair, request, section, writers);
+    proven.map_err(|problem| PlanError::Unproven {
+        component: section.name.clone(),
         problem,
-    };
-    let end = |pool: Pool, page_bytes: u64| pool.0.map_or(u64::MAX, |pages| pages.saturating_mul(page_bytes));
-    let src_end = end(src_pool, shape.page_bytes(shape.src));
-    let dst_end = end(dst_pool, shape.page_bytes(shape.dst));
-    for record in records {
-        record
-            .check(src_end, dst_end)
-            .map_err(|error| unproven(error.to_string()))?;
-    }
-    if let Some(two) = cuts.windows(2).find(|two| two[0].dst_page >= two[1].dst_page) {
-        return Err(unproven(format!(
-            "page {} follows page {}",
-            two[1].dst_page, two[0].dst_page
-        )));
-    }
-    let mut planned = Bytes::new(records.iter().copied());
-    let mut needed = Bytes::new(cuts.iter().map(|cut| block(shape, cut)));
-    loop {
-        match (planned.here(), needed.here()) {
-            (None, None) => return Ok(()),
-            (Some(planned), Some(needed)) if planned == needed => {}
-            (planned, needed) => return Err(unproven(format!("it moves {planned:?} where {needed:?} is needed"))),
-        }
-        let (rows, bytes) = planned.common(&needed);
-        planned.skip(rows, bytes);
-        needed.skip(rows, bytes);
-    }
+    })
 }
 
-/// What is needed of one page.
-fn block(shape: &Shape, cut: &Cut) -> Record {
-    let tokens = cut.hi - cut.lo;
-    let (width, rows, next) = if shape.head_major {
-        (tokens * shape.head, shape.heads, (0, 1))
-    } else {
-        (shape.heads * shape.head, tokens, (1, 0))
-    };
-    // From one row to the next is as far in every page; in the last there can be, the one after the last row has no offset.
-    let pitch = |side: Ends| shape.offset(side, 0, next.0, next.1) - shape.offset(side, 0, 0, 0);
-    let record = Record {
-        src_offset: shape.offset(shape.src, cut.src_page, cut.lo, shape.src.first),
-        dst_offset: shape.offset(shape.dst, cut.dst_page, cut.lo, shape.dst.first),
-        width,
-        rows,
-        src_pitch: pitch(shape.src),
-        dst_pitch: pitch(shape.dst),
-    };
-    record.merged()
-}
-
-/// A place in a sequence of records, read byte after byte; rows of the same form are skipped as one.
-struct Bytes<I> {
-    rest: I,
-    record: Option<Record>,
-    row: u64,
-    column: u64,
-}
-
-impl<I: Iterator<Item = Record>> Bytes<I> {
-    fn new(mut rest: I) -> Self {
-        Self {
-            record: rest.next(),
-            rest,
-            row: 0,
-            column: 0,
+fn check(pair: &Pair, request: &PlanRequest<'_>, section: &Section, writers: &[HeadSlice]) -> Result<(), String> {
+    let (prefill, decode) = (pair.prefill().geometry(), pair.decode().geometry());
+    let src = Held::of(prefill, section.index, request.src_rank);
+    let dst = Held::of(decode, section.index, request.dst_rank);
+    let mut heads = 0..0;
+    let mut next = dst.heads.start;
+    for slice in writers {
+        let writer = Held::of(prefill, section.index, slice.src_rank);
+        let first = |held: &Held<'_>, start: u32| held.heads.start + u64::from(start);
+        let moved = next..next + u64::from(slice.num_heads);
+        if first(&writer, slice.src_head_start) != moved.start
+            || first(&dst, slice.dst_head_start) != moved.start
+            || moved.end > writer.heads.end
+        {
+            return Err(format!("heads {moved:?} are not what {slice:?} says"));
         }
-    }
-
-    /// (Source, destination) of the next byte.
-    fn here(&self) -> Option<(u64, u64)> {
-        let record = self.record?;
-        Some((
-            record.src_offset + self.row * record.src_pitch + self.column,
-            record.dst_offset + self.row * record.dst_pitch + self.column,
-        ))
-    }
-
-    /// How far two sequences at the same byte go on alike: whole rows, or bytes of a row.
-    fn common<J>(&self, other: &Bytes<J>) -> (u64, u64) {
-        let (Some(one), Some(two)) = (self.record, other.record) else {
-            return (0, 0);
-        };
-        let form = |record: Record| (record.width, record.src_pitch, record.dst_pitch);
-        if self.column == 0 && other.column == 0 && form(one) == form(two) {
-            return ((one.rows - self.row).min(two.rows - other.row), 0);
-        }
-        (0, (one.width - self.column).min(two.width - other.column))
-    }
-
-    fn skip(&mut self, rows: u64, bytes: u64) {
-        let Some(record) = self.record else { return };
-        self.row += rows;
-        self.column += bytes;
-        if self.column == record.width {
-            self.column = 0;
-            self.row += 1;
-        }
-        if self.row == record.rows {
-            self.record = self.rest.next();
-            self.row = 0;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::stride;
-
-    fn shape(head_major: bool) -> Shape {
-        Shape {
-            src: Ends { heads: 4, first: 2 },
-            dst: Ends { heads: 2, first: 0 },
-            heads: 2,
-            tokens: 4,
-            head: 8,
-            head_major,
-        }
-    }
-
-    fn cuts() -> Vec<Cut> {
-        [(7, 2, 1, 4), (8, 3, 0, 4), (9, 4, 0, 4), (3, 9, 0, 2)]
-            .map(|(src_page, dst_page, lo, hi)| Cut {
-                src_page,
-                dst_page,
-                lo,
-                hi,
-            })
-            .to_vec()
-    }
-
-    fn proves(shape: &Shape, records: &[Record]) -> bool {
-        prove("full", shape, &cuts(), records, [Pool(Some(10)), Pool(Some(10))]).is_ok()
-    }
-
-    #[test]
-    fn right_records_are_proven_and_any_change_is_found() {
-        for head_major in [false, true] {
-            let shape = shape(head_major);
-            let records = stride::records(&shape, &cuts());
-            assert!(proves(&shape, &records));
-            assert!(!proves(&shape, &records[1..]));
-            assert!(!proves(&shape, &records[..records.len() - 1]));
-            for index in 0..records.len() {
-                let mut twice = records.clone();
-                twice.insert(index, records[index]);
-                assert!(!proves(&shape, &twice));
-                for field in 0..6 {
-                    let mut changed = records.clone();
-                    let record = &mut changed[index];
-                    let fields = [
-                        &mut record.src_offset,
-                        &mut record.dst_offset,
-                        &mut record.width,
-                        &mut record.rows,
-                        &mut record.src_pitch,
-                        &mut record.dst_pitch,
-                    ];
-                    // A single row has no pitch.
-                    if field >= 4 && records[index].rows == 1 {
-                        continue;
-                    }
-                    *fields.into_iter().nth(field).unwrap() += 1;
-                    assert!(!proves(&shape, &changed), "field {field} of {:?}", records[index]);
-                }
+        if slice.src_rank == request.src_rank % prefill.tp_size {
+            if !heads.is_empty() {
+                return Err(format!("prefill rank {} writes twice", slice.src_rank));
             }
+            heads = moved.clone();
+        }
+        next = moved.end;
+    }
+    if next != dst.heads.end {
+        return Err(format!("heads {:?} are needed, but written up to {next}", dst.heads));
+    }
+    let layers = if heads.is_empty() {
+        Vec::new()
+    } else {
+        layers(&src, &dst)?
+    };
+    if section.layers != layers {
+        return Err(format!("layers {:?} move where {layers:?} are needed", section.layers));
+    }
+    let buffers: Vec<u32> = src.buffers().filter(|_| !layers.is_empty()).collect();
+    if !section
+        .buffers
+        .iter()
+        .map(|buffer| buffer.kv)
+        .eq(buffers.iter().copied())
+    {
+        return Err(format!("it does not move the buffers {buffers:?}"));
+    }
+    if buffers.is_empty() {
+        return Ok(());
+    }
+    let pages = need::pages(request, &dst)?;
+    let move_ = Move { src, dst, heads };
+    let mut proven: Option<(u64, &Arc<[Record]>)> = None;
+    for buffer in &section.buffers {
+        let bytes = move_.head_bytes(buffer.kv)?;
+        if proven.is_none_or(|(of, records)| of != bytes || !Arc::ptr_eq(records, &buffer.records)) {
+            move_.check(bytes, &pages, &buffer.records)?;
+        }
+        proven = Some((bytes, &buffer.records));
+    }
+    Ok(())
+}
+
+/// The layers that both ranks have, in the destination's order.
+fn layers(src: &Held<'_>, dst: &Held<'_>) -> Result<Vec<(u32, u32)>, String> {
+    let places: BTreeMap<u32, u32> = src.layer_ids().zip(0..).collect();
+    let pairs = dst.layer_ids().zip(0..);
+    let pairs: Vec<_> = pairs
+        .filter_map(|(id, layer)| Some((*places.get(&id)?, layer)))
+        .collect();
+    if dst.component.layout != Layout::PageMajor || pairs.is_empty() {
+        return Ok(pairs);
+    }
+    // One buffer has them all.
+    if src.layer_ids().eq(dst.layer_ids()) {
+        Ok(vec![(0, 0)])
+    } else {
+        Err("pages hold other layers".to_owned())
+    }
+}
+
+/// Heads that move from one rank to another.
+struct Move<'a> {
+    src: Held<'a>,
+    dst: Held<'a>,
+    heads: Range<u64>,
+}
+
+impl Move<'_> {
+    fn head_bytes(&self, kv: u32) -> Result<u64, String> {
+        let (src, dst) = (self.src.head_bytes(kv), self.dst.head_bytes(kv));
+        if src == dst {
+            Ok(src)
+        } else {
+            Err(format!("a head has {src} bytes at prefill and {dst} at decode"))
         }
     }
 
-    #[test]
-    fn a_record_past_the_pool_is_found() {
-        let shape = shape(false);
-        let records = stride::records(&shape, &cuts());
-        let found = prove("full", &shape, &cuts(), &records, [Pool(Some(9)), Pool(None)]);
-        assert!(matches!(found, Err(PlanError::Unproven { .. })));
+    fn check(&self, bytes: u64, pages: &[Page], records: &[Record]) -> Result<(), String> {
+        // As far as the pool goes, or else as far as there are offsets.
+        let end = |held: &Held<'_>, furthest: Option<u64>| {
+            let (page_bytes, furthest) = (held.page_bytes(bytes), furthest.unwrap_or(0));
+            match furthest.checked_add(1).and_then(|pages| pages.checked_mul(page_bytes)) {
+                Some(_) => Ok(held.pages.map_or(u64::MAX, |pages| pages.saturating_mul(page_bytes))),
+                None => Err(format!("page {furthest} has no offset")),
+            }
+        };
+        let src_end = end(&self.src, pages.iter().map(|page| page.src).max())?;
+        let dst_end = end(&self.dst, pages.iter().map(|page| page.dst).max())?;
+        for record in records {
+            record.check(src_end, dst_end).map_err(|error| error.to_string())?;
+        }
+        let whole = |page: &Page| page.tokens == (0..self.src.tokens);
+        let as_they_are = self.heads == self.src.heads && self.heads == self.dst.heads && pages.iter().all(whole);
+        if !self.src.component.is_sliceable() && !as_they_are {
+            return Err("it cuts pages that cannot be cut".to_owned());
+        }
+        bytes::compare(
+            records.iter().copied(),
+            pages.iter().map(|page| self.block(bytes, page)),
+        )
+    }
+
+    /// What is needed of one page.
+    fn block(&self, bytes: u64, page: &Page) -> Record {
+        let (tokens, heads) = (page.tokens.end - page.tokens.start, self.heads.end - self.heads.start);
+        let (width, rows, next) = match self.dst.component.layout {
+            Layout::Hnd => (tokens * bytes, heads, (0, 1)),
+            _ => (heads * bytes, tokens, (1, 0)),
+        };
+        let at = |held: &Held<'_>, page: u64, token: u64, head: u64| held.offset(page, token, head, bytes);
+        // From one row to the next is as far in every page; in the last there can be, the one after the last row has no offset.
+        let pitch = |held: &Held<'_>| at(held, 0, next.0, held.heads.start + next.1) - at(held, 0, 0, held.heads.start);
+        let record = Record {
+            src_offset: at(&self.src, page.src, page.tokens.start, self.heads.start),
+            dst_offset: at(&self.dst, page.dst, page.tokens.start, self.heads.start),
+            width,
+            rows,
+            src_pitch: pitch(&self.src),
+            dst_pitch: pitch(&self.dst),
+        };
+        record.merged()
     }
 }

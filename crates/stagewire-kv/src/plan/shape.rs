@@ -43,18 +43,7 @@ impl Shape {
         }
     }
 
-    /// The definition of the layouts: where a head of a token of a page begins. Layouts that cannot be cut move whole
-    /// pages, so any order of their inside will do.
-    pub(super) fn offset(&self, side: Ends, page: u64, token: u64, head: u64) -> u64 {
-        let place = if self.head_major {
-            (page * side.heads + head) * self.tokens + token
-        } else {
-            (page * self.tokens + token) * side.heads + head
-        };
-        place * self.head
-    }
-
-    pub(super) fn page_bytes(&self, side: Ends) -> u64 {
+    fn page_bytes(&self, side: Ends) -> u64 {
         self.tokens * side.heads * self.head
     }
 
