@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -170,6 +171,23 @@ def test_engines_meet_as_bytes() -> None:
     assert raised.value.reason == "kv.hello"
 
 
+def test_engines_do_not_change() -> None:
+    pages = {"swa": 64}
+    components = [FULL, SWA]
+    side = engine(4, components=components, num_pages=pages)
+    hello = side.to_bytes()
+    pages["swa"] = 1
+    components.pop()
+    assert (side.components, dict(side.num_pages)) == ((FULL, SWA), {"swa": 64})
+    with pytest.raises(TypeError):
+        side.num_pages["swa"] = 1  # type: ignore[index]
+    assert side.to_bytes() == hello
+    same = engine(4, num_pages={"swa": 64})
+    assert (side, hash(side)) == (same, hash(same))
+    assert len({side, same, engine(4), engine(2)}) == 3
+    assert dataclasses.replace(side, tp_size=2) == engine(2, num_pages={"swa": 64})
+
+
 @pytest.mark.parametrize(
     ("changes", "reason", "values"),
     [
@@ -207,12 +225,16 @@ def test_refusals(changes: dict[str, Any], reason: str, values: tuple[str, str])
         ({"components": ["other"]}, "kv.unknown_component"),
         ({"tokens": (0, 301)}, "kv.tokens"),
         ({"tokens": (0, 1, 2)}, "argument.type"),
-        ({"tokens": (-1, 5)}, "kv.geometry"),
-        ({"seq_len": -1}, "kv.geometry"),
-        ({"seq_len": "300"}, "kv.geometry"),
-        ({"seq_len": 2**70}, "kv.geometry"),
+        ({"tokens": (-1, 5)}, "kv.tokens"),
+        ({"seq_len": -1}, "kv.tokens"),
+        ({"seq_len": "300"}, "kv.tokens"),
+        ({"seq_len": 2**70}, "kv.tokens"),
         ({"prefix": 64}, "argument.type"),
-        ({"prefix": {"full": 1.5}}, "kv.geometry"),
+        ({"prefix": {"full": 1.5}}, "kv.prefix"),
+        ({"prefix": {"full": -64}}, "kv.prefix"),
+        ({"exact_window": "no"}, "argument.type"),
+        ({"exact_window": 1}, "argument.type"),
+        ({"exact_window": None}, "argument.type"),
         ({"components": "full"}, "argument.type"),
         ({"components": [3]}, "argument.type"),
         ({"src_pages": None}, "argument.type"),
@@ -230,7 +252,7 @@ def test_refusals(changes: dict[str, Any], reason: str, values: tuple[str, str])
         ({"src_pages": {**TABLES, "full": dict.fromkeys([5, 6, 7, 9, 2])}}, "argument.type"),
         ({"src_pages": {**TABLES, "full": [5, 10**5000, 7, 9, 2]}}, "argument.type"),
         ({"tokens": {0, 64}}, "argument.type"),
-        ({"seq_len": 10**5000}, "kv.geometry"),
+        ({"seq_len": 10**5000}, "kv.tokens"),
     ],
 )
 def test_what_is_wrong_with_a_room(changes: dict[str, Any], reason: str) -> None:
@@ -250,6 +272,26 @@ def test_tables_of_any_integers(dtype: Any) -> None:
     assert (plan.descriptors() == planned(pair, 0, 1).descriptors()).all()
     tuples = planned(pair, 0, 1, src_pages={name: tuple(table) for name, table in TABLES.items()})
     assert (tuples.descriptors() == plan.descriptors()).all()
+
+
+def test_details_have_the_values_of_what_is_wrong() -> None:
+    pair = kv.handshake(engine(1), engine(4))
+    with pytest.raises(Invalid, match=r"prefix\['full'\] is 1.5") as raised:
+        planned(pair, 0, 2, prefix={"full": 1.5})
+    assert raised.value.details == {"prefix": "1.5", "component": "full"}
+    with pytest.raises(Invalid) as raised:
+        planned(pair, -1, 2)
+    assert (raised.value.reason, raised.value.details) == ("kv.route", {"src_rank": "-1"})
+    for what, value, expected in (
+        ("kind", "full", "one of mha, mla, block_scale, mamba, dsa"),
+        ("layout", "NHD", "one of nhd, hnd, vectorized_5d, page_major"),
+        ("dtype", "auto", "a type of PyTorch, as it is stored"),
+    ):
+        values: dict[str, Any] = {"layers": 1, "k_dim": 1, "dtype": "uint8", what: value}
+        with pytest.raises(Invalid, match=value) as raised:
+            kv.Component("full", **values)
+        details = {"component": "full", "field": what, "value": f'"{value}"', "expected": expected}
+        assert (raised.value.reason, raised.value.details) == ("kv.geometry", details)
 
 
 def test_a_rank_that_sends_nothing_there() -> None:

@@ -61,8 +61,8 @@ def data(what: str, value: Any) -> bytes:
     return bytes(value)
 
 
-def whole(what: str, value: Any, rule: str, most: int, *, reason: str) -> int:
-    """A whole number from 0 to `most`, also one of NumPy.
+def whole(what: str, value: Any, rule: str, most: int, *, reason: str, of: str | None = None) -> int:
+    """A whole number from 0 to `most`, also one of NumPy; `of` is the component that it belongs to.
 
     Raises:
         Invalid: It is something else; the message ends with `rule`.
@@ -72,7 +72,12 @@ def whole(what: str, value: Any, rule: str, most: int, *, reason: str) -> int:
     except TypeError:
         number = -1
     if not 0 <= number <= most:
-        raise Invalid(f"{what} is {shown(value)}; {rule}", reason=reason, details={what: printable(value)[:80]})
+        details = {what: printable(value)[:80]}
+        where = what
+        if of is not None:
+            details["component"] = of
+            where = f"{what}[{of!r}]"
+        raise Invalid(f"{where} is {shown(value)}; {rule}", reason=reason, details=details)
     return number
 
 
@@ -114,6 +119,17 @@ def nbytes(what: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise _type(what, value, 'a number of bytes, or text such as "512MiB"')
     return parse_bytes(text(what, str(value)))
+
+
+def flag(what: str, value: Any) -> bool:
+    """True or False; nothing else, as a text such as ``"no"`` would be True.
+
+    Raises:
+        Invalid: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise _type(what, value, "True or False")
+    return value
 
 
 def function(what: str, value: Any) -> None:

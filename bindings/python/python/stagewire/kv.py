@@ -19,9 +19,10 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import KW_ONLY, dataclass, field, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ._arguments import shown, text, whole
+from ._arguments import flag, shown, text, whole
 from ._native import KvEngine, KvPair, KvPlan, kv_handshake
 from .errors import Invalid, Unsupported
 
@@ -34,6 +35,7 @@ Pages: TypeAlias = Mapping[str, Iterable[int]]
 """Page tables by component."""
 
 _MOST = 2**32 - 1
+_MOST_WIDE = 2**63 - 1
 _WHERE = ("component", "src_layer", "dst_layer", "kv")
 _DESCRIPTOR = ("src_off", "dst_off", "nbytes")
 _RECORD = ("src_off", "dst_off", "width", "rows", "src_pitch", "dst_pitch")
@@ -114,7 +116,7 @@ class Engine:
         tp_size: Ranks that share the heads: the attention's tensor-parallel size, data-parallel attention divided out.
         page_size: Tokens of a page.
         components: The pools, in an order that both sides share.
-        num_pages: Pages of each pool, by component; they bound page ids where given.
+        num_pages: Pages of each pool, by component; they bound page ids where given. Read-only, as all of it.
         pp_size: Pipeline stages. Stage ``s`` holds the ``s``-th equal part of each component's layers, and its ranks
             follow those of the stage before.
         cp_size: Context-parallel ranks.
@@ -126,8 +128,8 @@ class Engine:
     _: KW_ONLY
     tp_size: int
     page_size: int
-    components: list[Component]
-    num_pages: dict[str, int] = field(default_factory=dict)
+    components: Sequence[Component]
+    num_pages: Mapping[str, int] = field(default_factory=dict, hash=False)
     pp_size: int = 1
     cp_size: int = 1
     _native: KvEngine = field(init=False, repr=False, compare=False)
@@ -136,16 +138,18 @@ class Engine:
         put = object.__setattr__
         for what in ("tp_size", "page_size", "pp_size", "cp_size"):
             put(self, what, _size(what, getattr(self, what)))
-        put(self, "components", _ordered("components", self.components))
+        put(self, "components", tuple(_ordered("components", self.components)))
         for component in self.components:
             if not isinstance(component, Component):
                 raise _wrong("components", component, "a list of Component")
-        put(self, "num_pages", _counts("num_pages", self.num_pages))
+        num_pages = _counts("num_pages", self.num_pages, "kv.geometry")
+        put(self, "num_pages", MappingProxyType(num_pages))
         sizes = (self.tp_size, self.page_size, self.pp_size, self.cp_size)
-        put(self, "_native", KvEngine(sizes, self.components, self.num_pages))
+        put(self, "_native", KvEngine(sizes, self.components, num_pages))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_engine, ({each.name: getattr(self, each.name) for each in fields(self) if each.init},))
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return (_engine, (values | {"num_pages": dict(self.num_pages)},))
 
     def to_bytes(self) -> bytes:
         """The form that goes to the other side: `handshake` takes it in place of an engine. Versioned, no pickle."""
@@ -185,7 +189,7 @@ class Pair:
 
     def writers(self, dst_rank: int) -> list[int]:
         """The source ranks that `dst_rank` gets bytes from: how many completions it waits for."""
-        return self._native.writers(_size("dst_rank", dst_rank))
+        return self._native.writers(_size("dst_rank", dst_rank, reason="kv.route"))
 
     def plan(
         self,
@@ -217,18 +221,19 @@ class Pair:
             exact_window: Move the needed tokens only, in every component, not the rest of their pages.
 
         Raises:
-            Invalid: Something is wrong with this room; the pair goes on.
+            Invalid: Something is wrong with this room; the pair goes on. ``reason`` says what, ``details`` has the
+                component.
             Unsupported: `exact_window` would cut a page whose layout cannot be cut.
         """
         planned = self._native.plan(
-            (_size("src_rank", src_rank), _size("dst_rank", dst_rank)),
-            _size("seq_len", seq_len, 2**63 - 1),
+            (_size("src_rank", src_rank, reason="kv.route"), _size("dst_rank", dst_rank, reason="kv.route")),
+            _size("seq_len", seq_len, _MOST_WIDE, reason="kv.tokens"),
             _tables("src_pages", src_pages),
             _tables("dst_pages", dst_pages),
-            _counts("prefix", prefix),
+            _counts("prefix", prefix, "kv.prefix"),
             None if tokens is None else _chunk(tokens),
             None if components is None else [text("components", name) for name in _list("components", components)],
-            bool(exact_window),
+            flag("exact_window", exact_window),
         )
         return Plan(planned)
 
@@ -323,8 +328,10 @@ def _wrong(what: str, value: Any, expected: str) -> Invalid:
     )
 
 
-def _size(what: str, value: Any, most: int = _MOST) -> int:
-    return whole(what, value, f"it must be a whole number from 0 to {most}", most, reason="kv.geometry")
+def _size(
+    what: str, value: Any, most: int = _MOST, *, reason: str = "kv.geometry", component: str | None = None
+) -> int:
+    return whole(what, value, f"it must be a whole number from 0 to {most}", most, reason=reason, of=component)
 
 
 def _list(what: str, value: Any) -> list[Any]:
@@ -348,16 +355,19 @@ def _mapping(what: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _counts(what: str, value: Any) -> dict[str, int]:
+def _counts(what: str, value: Any, reason: str) -> dict[str, int]:
     counts = {} if value is None else _mapping(what, value)
-    return {text(what, name): _size(f"{what}[{name!r}]", count, 2**63 - 1) for name, count in counts.items()}
+    return {
+        text(what, name): _size(what, count, _MOST_WIDE, reason=reason, component=name)
+        for name, count in counts.items()
+    }
 
 
 def _chunk(tokens: Any) -> tuple[int, int]:
     bounds = _ordered("tokens", tokens)
     if len(bounds) != 2:
         raise _wrong("tokens", tokens, "(lo, hi)")
-    lo, hi = (_size("tokens", token, 2**63 - 1) for token in bounds)
+    lo, hi = (_size("tokens", token, _MOST_WIDE, reason="kv.tokens") for token in bounds)
     return lo, hi
 
 
