@@ -5,6 +5,7 @@
 //! before it, and a failed sync stops the server. While the disk works, the inbox fills: that is the group commit.
 
 mod batch;
+mod core;
 mod record;
 
 use std::sync::Arc;
@@ -16,12 +17,13 @@ use stagewire_store::Survivor;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use self::batch::Batch;
 use crate::clock::Clock;
 use crate::journal::{Journal, JournalError};
 use crate::outlet::Outlet;
 
-pub(crate) use record::{Replayed, replay};
+pub(crate) use self::batch::Out;
+pub(crate) use self::core::Core;
+pub(crate) use self::record::{LONG, Replayed, replay};
 
 /// Inputs that wait for the driver; more make their senders wait.
 const INBOX: usize = 4096;
@@ -134,27 +136,25 @@ impl Driver {
 
 /// The driver itself.
 pub(crate) struct Drive {
-    pub(crate) sched: Sched,
-    pub(crate) clock: Clock,
-    pub(crate) outlet: Arc<Outlet>,
+    core: Core,
+    clock: Clock,
+    outlet: Arc<Outlet>,
     inbox: mpsc::Receiver<Command>,
     /// Taken while it writes.
     journal: Option<Journal>,
-    batch: Batch,
 }
 
 impl Drive {
     /// A driver of a scheduler that has replayed `journal`, and the handle to it.
     pub(crate) fn new(sched: Sched, journal: Journal, clock: Clock, outlet: Arc<Outlet>) -> (Driver, Self) {
         let (sender, inbox) = mpsc::channel(INBOX);
-        let batch = Batch::new(journal.epoch());
+        let core = Core::new(sched, journal.epoch(), Arc::clone(&outlet.histories));
         let drive = Self {
-            sched,
+            core,
             clock,
             outlet,
             inbox,
             journal: Some(journal),
-            batch,
         };
         (Driver { inbox: sender }, drive)
     }
@@ -164,18 +164,18 @@ impl Drive {
     /// # Errors
     /// [`JournalError`].
     pub(crate) async fn begin(&mut self) -> Result<(), JournalError> {
-        for token in self.sched.jobs().flat_map(batch::running) {
+        for token in self.core.running() {
             self.outlet.store.grant(token);
         }
-        let epoch = self.batch.epoch();
         let survivors = self.outlet.store.survivors();
         let stored = survivors.iter().map(|survivor| survivor.payload).collect();
-        let restarted = Input::Restarted { epoch, stored };
-        self.process(vec![Command::Decide(restarted, None)]).await?;
+        self.process(vec![Command::Decide(self.core.restarted(stored), None)])
+            .await?;
         for Survivor { payload, token, .. } in survivors {
             // What a running attempt has put may not be published yet.
-            let wanted = token.is_some_and(|token| self.sched.is_running(token));
-            if !wanted && self.sched.payload_owner(payload).is_none() {
+            let sched = self.core.sched();
+            let wanted = token.is_some_and(|token| sched.is_running(token));
+            if !wanted && sched.payload_owner(payload).is_none() {
                 self.outlet.store.release(payload);
             }
         }
@@ -190,7 +190,8 @@ impl Drive {
         let mut commands = Vec::with_capacity(BATCH);
         loop {
             let due = self
-                .sched
+                .core
+                .sched()
                 .poll_timeout()
                 .map(|(then, _)| self.clock.until(then).max(SHORTEST_WAIT));
             tokio::select! {
@@ -212,39 +213,22 @@ impl Drive {
             match command {
                 // Everything that was decided is written at this point, so that a look sees nothing that a crash
                 // could take back.
-                Command::Look(look) => look(&self.sched, now),
+                Command::Look(look) => look(self.core.sched(), now),
                 Command::Decide(input, reply) => inputs.push((input, reply)),
             }
         }
         let mut replies = Vec::with_capacity(inputs.len());
         for (input, reply) in inputs {
-            let worker = batch::sender(&input);
-            let failed = matches!(input, Input::Failed { .. });
-            let answer = self.sched.decide(now, input).map(|decision| {
-                let job = decision.job;
-                self.batch.take(&mut self.sched, &self.outlet.histories, now, decision);
-                job
-            });
-            match (&answer, worker) {
-                (Err(refusal), Some((worker, token))) => self.batch.refuse(worker, token, refusal),
-                (Ok(_), Some((worker, token))) if failed => self.batch.accept_failure(worker, token),
-                _ => {}
-            }
+            let answer = self.core.decide(now, input);
             replies.extend(reply.map(|reply| (reply, answer)));
         }
-        loop {
-            // A poll refuses nothing.
-            let next = self.sched.decide(now, Input::Poll).unwrap_or_default();
-            if next.events.is_empty() && next.effects.is_empty() {
-                break;
-            }
-            self.batch.take(&mut self.sched, &self.outlet.histories, now, next);
-        }
-        debug_assert_eq!(self.sched.check(), Ok(()));
-        if self.batch.must_write() {
+        self.core.settle(now);
+        if self.core.must_write() {
             self.write().await?;
         }
-        self.batch.release(&self.outlet);
+        for out in self.core.release() {
+            self.outlet.let_out(out);
+        }
         for (reply, answer) in replies {
             // Whoever asked may have gone.
             let _ = reply.send(answer);
@@ -254,7 +238,7 @@ impl Drive {
 
     /// Writes and syncs what the journal has not yet.
     async fn write(&mut self) -> Result<(), JournalError> {
-        let Some(bytes) = self.batch.encode() else {
+        let Some(bytes) = self.core.encode() else {
             return Ok(());
         };
         let mut journal = self

@@ -238,6 +238,4 @@ fn create_file(dir: &Path, path: &Path) -> io::Result<File> {
 }
 
 #[cfg(test)]
-pub(crate) mod disk;
-#[cfg(test)]
 mod tests;

@@ -83,6 +83,8 @@ mod nearest;
 mod note;
 mod outlet;
 mod pace;
+#[doc(hidden)]
+pub mod rehearsal;
 mod results;
 mod run_dir;
 mod secret;

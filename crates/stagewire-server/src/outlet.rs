@@ -7,6 +7,7 @@ use stagewire_core::JobId;
 use stagewire_sched::{Effect, Holder};
 
 use crate::artefacts::Artefacts;
+use crate::driver::Out;
 use crate::history::Histories;
 use crate::host::StoreHost;
 use crate::inputs::Inputs;
@@ -28,7 +29,19 @@ pub(crate) struct Outlet {
 }
 
 impl Outlet {
-    pub(crate) fn effect(&self, effect: Effect) {
+    pub(crate) fn let_out(&self, out: Out) {
+        match out {
+            Out::Effect(effect) => self.effect(effect),
+            Out::Note(job, note) => self.note(job, note),
+            Out::Progress(job, stage, note) => self.histories.of(job).progress(stage, note),
+            Out::Forget(job) => self.forget(job),
+            Out::Grant(token) => self.store.grant(token),
+            Out::Revoke(token) => self.store.revoke(token),
+            Out::Discard(token) => self.store.discard(token),
+        }
+    }
+
+    fn effect(&self, effect: Effect) {
         let (worker, message) = match effect {
             Effect::Offer(offer) => {
                 let files = self.inputs.files(&offer.params);
@@ -50,7 +63,7 @@ impl Outlet {
         self.workers.send(worker, message);
     }
 
-    pub(crate) fn note(&self, job: JobId, note: Note) {
+    fn note(&self, job: JobId, note: Note) {
         let history = self.histories.of(job);
         self.metrics.note(&note);
         if note.kind.is_last() {
@@ -62,7 +75,7 @@ impl Outlet {
     }
 
     /// Drops what is kept of an ended job.
-    pub(crate) fn forget(&self, job: JobId) {
+    fn forget(&self, job: JobId) {
         self.histories.forget(job);
         self.artefacts.forget(job);
     }

@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use crate::artefacts::Artefacts;
 use crate::clock::Clock;
 use crate::config::{Config, ServerSettings};
-use crate::driver::{Drive, Replayed, replay};
+use crate::driver::{Drive, LONG, Replayed, replay};
 use crate::host::{StoreHost, StoreHostError};
 use crate::http::{App, Guard, router};
 use crate::inputs::{InputBounds, Inputs};
@@ -357,7 +357,7 @@ async fn open_journal(
     let (dir, scope) = (dir.to_owned(), scope(pipeline, &topology));
     let opened = tokio::task::spawn_blocking(move || {
         let mut journal = Journal::open(&dir, &scope)?;
-        let replayed = replay(&mut journal, &dir.join("journal.redb"), &topology, limits)?;
+        let replayed = replay(&mut journal, &dir.join("journal.redb"), &topology, limits, LONG)?;
         let (events, epoch) = (replayed.events, journal.epoch().0);
         tracing::info!(events, epoch, "the journal is replayed");
         Ok::<_, JournalError>((journal, replayed))

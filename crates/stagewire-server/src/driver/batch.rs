@@ -8,15 +8,15 @@ use stagewire_sched::{Decision, Effect, Event, Input, Job, JobNotice, NoticeKind
 use super::record::{Record, encode};
 use crate::history::Histories;
 use crate::note::{Note, NoteId, NoteKind, ProgressNote};
-use crate::outlet::Outlet;
 
 /// Notes that may wait for the next event that must be written. They are history, not state: a crash may lose them.
 const UNWRITTEN: usize = 1024;
 /// Notes of one job above which those about waiting and offers are left out.
 const LONG_HISTORY: u64 = 4096;
 
+/// One thing that goes out once the disk has what it follows from.
 #[derive(Debug)]
-enum Out {
+pub(crate) enum Out {
     Effect(Effect),
     Note(JobId, Note),
     Progress(JobId, StageName, ProgressNote),
@@ -205,20 +205,10 @@ impl Batch {
         Some(encode(&records))
     }
 
-    /// Lets out everything that waited.
-    pub(super) fn release(&mut self, outlet: &Outlet) {
+    /// Everything that waited, in order, to be let out.
+    pub(super) fn release(&mut self) -> impl Iterator<Item = Out> {
         self.last.clear();
-        for out in self.out.drain(..) {
-            match out {
-                Out::Effect(effect) => outlet.effect(effect),
-                Out::Note(job, note) => outlet.note(job, note),
-                Out::Progress(job, stage, note) => outlet.histories.of(job).progress(stage, note),
-                Out::Forget(job) => outlet.forget(job),
-                Out::Grant(token) => outlet.store.grant(token),
-                Out::Revoke(token) => outlet.store.revoke(token),
-                Out::Discard(token) => outlet.store.discard(token),
-            }
-        }
+        self.out.drain(..)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::journal::{Journal, JournalError};
 use crate::note::Note;
 
 /// Batches above which the start of a server sums them up in one.
-const LONG: u64 = 1024;
+pub(crate) const LONG: u64 = 1024;
 
 /// Journals hold these by position: new variants go to the end.
 #[derive(Debug, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub(crate) struct Replayed {
     pub(crate) events: u64,
 }
 
-/// Reads a journal, and sums it up where it is long.
+/// Reads a journal, and sums it up where it has more batches than `long`.
 ///
 /// # Errors
 /// [`JournalError::Corrupt`]; [`JournalError::Write`] where the sum cannot be written.
@@ -44,9 +44,10 @@ pub(crate) fn replay(
     path: &Path,
     topology: &Topology,
     limits: Limits,
+    long: u64,
 ) -> Result<Replayed, JournalError> {
     let replayed = read(journal, path, topology, limits)?;
-    if journal.batches() > LONG {
+    if journal.batches() > long {
         journal.replace(&replayed.sum())?;
     }
     Ok(replayed)

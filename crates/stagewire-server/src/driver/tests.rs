@@ -8,8 +8,8 @@ use crate::artefacts::Artefacts;
 use crate::history::Histories;
 use crate::host::StoreHost;
 use crate::inputs::{InputBounds, Inputs};
-use crate::journal::disk::Disk;
 use crate::metrics::Metrics;
+use crate::rehearsal::Disk;
 use crate::workers::Workers;
 
 fn submit(n: u128) -> Input {
@@ -54,7 +54,7 @@ impl Rig {
         let stage = StageSpec::new(StageName::new("paint").unwrap());
         let topology = Topology::new(vec![stage], vec![]).unwrap();
         let mut journal = Journal::open_backend(disk, "test".into(), "test").unwrap();
-        let replayed = replay(&mut journal, "test".as_ref(), &topology, Limits::default()).unwrap();
+        let replayed = replay(&mut journal, "test".as_ref(), &topology, Limits::default(), LONG).unwrap();
         let clock = Clock::not_before(replayed.last);
         Drive::new(replayed.sched, journal, clock, Arc::clone(&self.outlet))
     }
@@ -87,7 +87,10 @@ async fn a_server_that_cannot_write_says_nothing_more() {
 
     // What was acknowledged is there when the disk is.
     let (_, drive) = rig.drive(Disk::holding(disk.after_kill(), usize::MAX));
-    assert_eq!(drive.sched.jobs().map(|job| job.id()).collect::<Vec<_>>(), [kept]);
+    assert_eq!(
+        drive.core.sched().jobs().map(|job| job.id()).collect::<Vec<_>>(),
+        [kept]
+    );
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 
-use super::disk::Disk;
 use super::*;
+use crate::rehearsal::Disk;
 
 const SCOPE: &str = "pipeline wan";
 

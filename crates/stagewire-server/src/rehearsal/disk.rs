@@ -1,4 +1,4 @@
-//! A disk for tests, which fails when it is told to.
+//! A disk that fails when it is told to, and loses then what it may.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Memory that loses its process, or its power, after so many writes.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Disk(Arc<Mutex<DiskState>>);
+pub struct Disk(Arc<Mutex<DiskState>>);
 
 #[derive(Debug, Default)]
 struct DiskState {
@@ -19,6 +19,7 @@ struct DiskState {
     unsynced: Vec<Operation>,
     operations: usize,
     fails_after: usize,
+    lies: bool,
 }
 
 #[derive(Debug)]
@@ -43,7 +44,8 @@ impl Operation {
 }
 
 impl Disk {
-    pub(crate) fn holding(bytes: Vec<u8>, fails_after: usize) -> Self {
+    /// A disk with this content, on which so many writes, changes of length and syncs succeed.
+    pub fn holding(bytes: Vec<u8>, fails_after: usize) -> Self {
         Self(Arc::new(Mutex::new(DiskState {
             cached: bytes.clone(),
             synced: bytes,
@@ -53,8 +55,18 @@ impl Disk {
     }
 
     /// Lets no more writes pass.
-    pub(crate) fn fail(&self) {
+    pub fn fail(&self) {
         self.0.lock().unwrap().fails_after = 0;
+    }
+
+    /// Says from now on that a sync is done, and syncs nothing: a disk that no journal can live with.
+    pub fn lie(&self) {
+        self.0.lock().unwrap().lies = true;
+    }
+
+    /// Writes, changes of length and syncs so far.
+    pub fn operations(&self) -> usize {
+        self.0.lock().unwrap().operations
     }
 
     fn operate(&self, operation: Operation) -> Result<(), io::Error> {
@@ -65,12 +77,13 @@ impl Disk {
         Ok(())
     }
 
-    pub(crate) fn after_kill(&self) -> Vec<u8> {
+    /// What is there once the process is gone.
+    pub fn after_kill(&self) -> Vec<u8> {
         self.0.lock().unwrap().cached.clone()
     }
 
     /// The synced bytes and a part of the writes since, the last of them torn.
-    pub(crate) fn after_power_failure(&self, seed: u64) -> Vec<u8> {
+    pub fn after_power_failure(&self, seed: u64) -> Vec<u8> {
         let state = self.0.lock().unwrap();
         let mut bytes = state.synced.clone();
         let mut random = seed;
@@ -124,8 +137,12 @@ impl StorageBackend for Disk {
     fn sync_data(&self) -> Result<(), io::Error> {
         let mut state = self.0.lock().unwrap();
         state.step()?;
-        state.synced = state.cached.clone();
-        state.unsynced.clear();
+        if !state.lies {
+            let DiskState { synced, unsynced, .. } = &mut *state;
+            for operation in unsynced.drain(..) {
+                operation.apply(synced);
+            }
+        }
         Ok(())
     }
 }
