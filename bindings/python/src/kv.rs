@@ -128,24 +128,17 @@ impl KvPair {
         exact_window: bool,
     ) -> PyResult<KvPlan> {
         let request = PlanRequest {
-            src_pages: borrowed(&src_pages),
-            dst_pages: borrowed(&dst_pages),
             prefix: prefix.iter().map(|(name, &tokens)| (name.as_str(), tokens)).collect(),
             tokens,
             components: components
                 .as_ref()
                 .map(|names| names.iter().map(String::as_str).collect()),
             exact_window,
-            ..PlanRequest::new(route.0, route.1, seq_len)
+            ..PlanRequest::new(route.0, route.1, seq_len).tables(&src_pages, &dst_pages)
         };
         let planned = py.detach(|| self.0.plan(&request));
         planned.map(KvPlan).map_err(|error| raise_from(py, &error))
     }
-}
-
-fn borrowed(tables: &Tables) -> BTreeMap<&str, &[i64]> {
-    let pairs = tables.iter().map(|(name, pages)| (name.as_str(), pages.as_slice()));
-    pairs.collect()
 }
 
 /// A plan. Tables come as the bytes of C structures.

@@ -107,12 +107,7 @@ impl FromStr for Kind {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
-        found.ok_or_else(|| UnknownName {
-            name: name.to_owned(),
-            what: "kind of component",
-            known: Self::ALL.map(Self::name).join(", "),
-        })
+        named(Self::ALL, Self::name, name, "kind of component")
     }
 }
 
@@ -120,11 +115,21 @@ impl FromStr for Layout {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let found = Self::ALL.into_iter().find(|layout| layout.name() == name);
-        found.ok_or_else(|| UnknownName {
-            name: name.to_owned(),
-            what: "layout",
-            known: Self::ALL.map(Self::name).join(", "),
-        })
+        named(Self::ALL, Self::name, name, "layout")
     }
+}
+
+/// The one of this name.
+fn named<T: Copy, const N: usize>(
+    all: [T; N],
+    name_of: fn(T) -> &'static str,
+    name: &str,
+    what: &'static str,
+) -> Result<T, UnknownName> {
+    let found = all.into_iter().find(|&one| name_of(one) == name);
+    found.ok_or_else(|| UnknownName {
+        name: name.to_owned(),
+        what,
+        known: all.map(name_of).join(", "),
+    })
 }

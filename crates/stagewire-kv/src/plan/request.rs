@@ -52,6 +52,16 @@ impl<'a> PlanRequest<'a> {
         self
     }
 
+    /// With page tables by component, in place of those that are there.
+    #[must_use]
+    pub fn tables(mut self, src: &'a BTreeMap<String, Vec<i64>>, dst: &'a BTreeMap<String, Vec<i64>>) -> Self {
+        [self.src_pages, self.dst_pages] = [src, dst].map(|tables| {
+            let pairs = tables.iter().map(|(name, pages)| (name.as_str(), pages.as_slice()));
+            pairs.collect()
+        });
+        self
+    }
+
     pub(super) fn asks_for(&self, component: &str) -> bool {
         self.components.as_ref().is_none_or(|names| names.contains(&component))
     }

@@ -1,4 +1,4 @@
-//! Published unit cases of SGLang, and the promised numbers of records.
+//! Published unit cases of SGLang, and which side packs.
 
 use stagewire_core::DType;
 use stagewire_kv::{Component, Descriptor, Engine, Geometry, Layout, Packing, Pair, PlanError, PlanRequest, handshake};
@@ -98,43 +98,6 @@ fn a_prefix_that_decode_kept_is_not_sent_again() {
     let range = plan.section("full").unwrap().token_range();
     assert_eq!((range.start, range.end), (12, 20));
     assert_eq!(plan.nbytes(), 8 * 8 * 2);
-}
-
-/// gpt-oss-120b.
-fn gpt_oss(tp: u32) -> Engine {
-    let full = Component::mha("full", 18, 8, [64, 64], DType::BF16);
-    let swa = Component {
-        name: "swa".to_owned(),
-        window: Some(127),
-        ..full.clone()
-    };
-    Engine::new(Geometry::new(tp, 64, vec![full, swa])).unwrap()
-}
-
-fn all_ranks(src: &[i64], dst: &[i64]) -> (usize, usize) {
-    let pair = handshake(&gpt_oss(1), &gpt_oss(4)).unwrap();
-    let plans = pair.routes().into_iter().map(|(from, to)| {
-        let request = PlanRequest::new(from, to, 8192)
-            .pages("full", src, dst)
-            .pages("swa", src, dst);
-        let plan = pair.plan(&request).unwrap();
-        assert!(
-            plan.sections()
-                .iter()
-                .all(|section| section.packing() == Packing::Gather)
-        );
-        (plan.records().unwrap().len(), plan.descriptors().unwrap().len())
-    });
-    plans.fold((0, 0), |sum, plan| (sum.0 + plan.0, sum.1 + plan.1))
-}
-
-#[test]
-fn records_of_a_real_model() {
-    let run: Vec<i64> = (1..=128).collect();
-    assert_eq!(all_ranks(&run, &run), (288, 1_198_080));
-    // No two pages follow each other on both sides.
-    let scattered: Vec<i64> = (1..=128).map(|page| page * 2).collect();
-    assert_eq!(all_ranks(&scattered, &run), (18_720, 1_198_080));
 }
 
 #[test]

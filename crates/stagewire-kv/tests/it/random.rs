@@ -13,7 +13,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// By records in even cases, by descriptors in odd ones; that both are the same bytes is checked in all.
+    /// By records in even cases, by descriptors in odd ones; that both are as many bytes is checked in all.
     #[test]
     fn every_byte_is_the_right_one_or_untouched(seed in any::<u64>()) {
         let world = World::roll(seed);

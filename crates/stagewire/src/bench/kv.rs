@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde_json::json;
@@ -86,6 +86,18 @@ impl Bench<'_> {
         self.options.only.as_deref().is_none_or(|only| name.contains(only))
     }
 
+    /// As many rounds as are asked for; each gives our time and that of the reference.
+    fn pairs(&self, mut round: impl FnMut() -> anyhow::Result<[Duration; 2]>) -> anyhow::Result<Pairs> {
+        let mut pairs = Pairs::default();
+        for at in 0..WARM_UP + self.options.pairs {
+            let [ours, reference] = round()?;
+            if at >= WARM_UP {
+                pairs.push(ours, reference);
+            }
+        }
+        Ok(pairs)
+    }
+
     /// One entry for each run of bytes, beside a copy of these entries.
     fn expanded(&mut self, tables: &Tables) -> Result<(), Fault> {
         let name = format!("plan, one pair, expanded, {}", tables.name);
@@ -94,38 +106,19 @@ impl Bench<'_> {
         }
         let mut rows: Vec<Descriptor> = Vec::new();
         let mut copy: Vec<Descriptor> = Vec::new();
-        let mut pairs = Pairs::default();
-        for round in 0..WARM_UP + self.options.pairs {
-            let begin = Instant::now();
-            let plan = plan(&self.pair, tables, 2)?;
-            rows.clear();
-            plan.descriptors_into(&mut rows).map_err(anyhow::Error::from)?;
-            black_box(&rows);
-            let planned = begin.elapsed();
+        let pairs = self.pairs(|| {
+            let planned = expand(&self.pair, tables, &mut rows)?;
             let begin = Instant::now();
             copy.clear();
             copy.extend_from_slice(black_box(&rows));
             black_box(&copy);
-            let copied = begin.elapsed();
-            if round >= WARM_UP {
-                pairs.push(planned, copied);
-            }
-        }
-        let count = u32::try_from(rows.len()).context("too many rows")?;
-        self.report.add(
-            Case {
-                name,
-                metric: "time per descriptor",
-                unit: Unit::NanosecondsEach { count },
-                reference: "copy of them".to_owned(),
-                target: Some(Target {
-                    text: "<= 10 ns",
-                    goal: Goal::AtMost(10.0),
-                }),
-            },
-            &pairs,
-        );
-        Ok(())
+            Ok([planned, begin.elapsed()])
+        })?;
+        let target = Target {
+            text: "<= 10 ns",
+            goal: Goal::AtMost(10.0),
+        };
+        self.each(name, "copy of them", Some(target), &rows, &pairs)
     }
 
     /// The same, beside a planner in NumPy.
@@ -148,13 +141,7 @@ impl Bench<'_> {
         let mut rows: Vec<Descriptor> = Vec::new();
         let mut pairs = Pairs::default();
         for round in 0..WARM_UP + self.options.pairs {
-            let begin = Instant::now();
-            rows.clear();
-            plan(&self.pair, tables, 2)?
-                .descriptors_into(&mut rows)
-                .map_err(anyhow::Error::from)?;
-            black_box(&rows);
-            let ours = begin.elapsed();
+            let ours = expand(&self.pair, tables, &mut rows)?;
             let theirs = driver.time("plan").await?;
             if round >= WARM_UP {
                 pairs.push(ours, theirs);
@@ -165,17 +152,27 @@ impl Bench<'_> {
         let ours = json!({"count": rows.len(), "sums": [sum(|row| row.src_off), sum(|row| row.dst_off)]});
         ensure_same(&ours, &sums)?;
         driver.end().await;
+        self.each(name, "columns of NumPy", None, &rows, &pairs)
+    }
+
+    /// A row of time per descriptor.
+    fn each(
+        &mut self,
+        name: String,
+        reference: &str,
+        target: Option<Target>,
+        rows: &[Descriptor],
+        pairs: &Pairs,
+    ) -> Result<(), Fault> {
         let count = u32::try_from(rows.len()).context("too many rows")?;
-        self.report.add(
-            Case {
-                name,
-                metric: "time per descriptor",
-                unit: Unit::NanosecondsEach { count },
-                reference: "columns of NumPy".to_owned(),
-                target: None,
-            },
-            &pairs,
-        );
+        let case = Case {
+            name,
+            metric: "time per descriptor",
+            unit: Unit::NanosecondsEach { count },
+            reference: reference.to_owned(),
+            target,
+        };
+        self.report.add(case, pairs);
         Ok(())
     }
 
@@ -186,35 +183,24 @@ impl Bench<'_> {
             return Ok(());
         }
         let mut rows: Vec<Descriptor> = Vec::new();
-        let mut pairs = Pairs::default();
-        for round in 0..WARM_UP + self.options.pairs {
+        let pairs = self.pairs(|| {
             let begin = Instant::now();
-            black_box(plan(&self.pair, tables, 2)?.records().map_err(anyhow::Error::from)?);
+            black_box(plan(&self.pair, tables, 2)?.records()?);
             let strided = begin.elapsed();
-            let begin = Instant::now();
-            rows.clear();
-            plan(&self.pair, tables, 2)?
-                .descriptors_into(&mut rows)
-                .map_err(anyhow::Error::from)?;
-            black_box(&rows);
-            let expanded = begin.elapsed();
-            if round >= WARM_UP {
-                pairs.push(strided, expanded);
-            }
-        }
-        self.report.add(
-            Case {
-                name,
-                metric: "time",
-                unit: Unit::Microseconds,
-                reference: "expanded".to_owned(),
-                target: Some(Target {
-                    text: "<= 100 us",
-                    goal: Goal::AtMost(100.0),
-                }),
-            },
-            &pairs,
-        );
+            Ok([strided, expand(&self.pair, tables, &mut rows)?])
+        })?;
+        let target = Target {
+            text: "<= 100 us",
+            goal: Goal::AtMost(100.0),
+        };
+        let case = Case {
+            name,
+            metric: "time",
+            unit: Unit::Microseconds,
+            reference: "expanded".to_owned(),
+            target: Some(target),
+        };
+        self.report.add(case, &pairs);
         Ok(())
     }
 
@@ -256,6 +242,15 @@ fn ensure_same(ours: &serde_json::Value, theirs: &serde_json::Value) -> anyhow::
         "the planner in NumPy plans something else: {theirs} instead of {ours}"
     );
     Ok(())
+}
+
+/// Plans the third of the four pairs of ranks with one entry for each run of bytes.
+fn expand(pair: &Pair, tables: &Tables, rows: &mut Vec<Descriptor>) -> anyhow::Result<Duration> {
+    let begin = Instant::now();
+    rows.clear();
+    plan(pair, tables, 2)?.descriptors_into(rows)?;
+    black_box(&rows);
+    Ok(begin.elapsed())
 }
 
 fn plan(pair: &Pair, tables: &Tables, dst_rank: u32) -> anyhow::Result<Plan> {

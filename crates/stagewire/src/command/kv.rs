@@ -1,6 +1,5 @@
 mod file;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -10,7 +9,7 @@ use stagewire_kv::{Engine, Pair, Plan, PlanRequest, handshake};
 
 use crate::exit::{EXIT_HELP, Exit, Fault};
 use crate::output::{Output, bytes};
-use file::{File, Room, Tables};
+use file::{File, Room};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -191,22 +190,12 @@ fn slices(pair: &Pair) -> Vec<Slice> {
 }
 
 fn request(room: &Room, (src_rank, dst_rank): (u32, u32)) -> PlanRequest<'_> {
+    let prefix = room.prefix.iter().map(|(name, &tokens)| (name.as_str(), tokens));
     PlanRequest {
-        src_pages: borrowed(&room.src_pages),
-        dst_pages: borrowed(&room.dst_pages),
-        prefix: room
-            .prefix
-            .iter()
-            .map(|(name, &tokens)| (name.as_str(), tokens))
-            .collect(),
+        prefix: prefix.collect(),
         exact_window: room.exact_window,
-        ..PlanRequest::new(src_rank, dst_rank, room.seq_len.unwrap_or(0))
+        ..PlanRequest::new(src_rank, dst_rank, room.seq_len.unwrap_or(0)).tables(&room.src_pages, &room.dst_pages)
     }
-}
-
-fn borrowed(tables: &Tables) -> BTreeMap<&str, &[i64]> {
-    let pairs = tables.iter().map(|(name, pages)| (name.as_str(), pages.as_slice()));
-    pairs.collect()
 }
 
 fn sections(plan: &Plan) -> Vec<Route> {

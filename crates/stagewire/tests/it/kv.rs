@@ -74,6 +74,21 @@ fn a_plan_shows_what_moves() {
     ");
 }
 
+/// The file that `--help` shows is one that can be read.
+#[test]
+fn the_example_of_the_help_is_a_geometry() {
+    let world = World::new();
+    let help = world.run(["kv", "--help"]).stdout;
+    let (_, example) = help.split_once("geometry.toml:\n").expect("the help has an example");
+    let lines = example
+        .lines()
+        .take_while(|line| line.is_empty() || line.starts_with("  "));
+    let text: Vec<_> = lines.map(str::trim_start).collect();
+    let (code, stdout, stderr) = run(&world, "check", &text.join("\n"), &[]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(stdout.lines().count(), 1 + 4, "{stdout}");
+}
+
 /// A pool of the window holds what the window needs, not the whole prompt.
 #[test]
 fn made_up_tables_fit_a_pool_of_the_window() {

@@ -7,7 +7,7 @@ use stagewire_kv::{Component, Engine, Geometry};
 use crate::exit::{Exit, Fault};
 
 /// Page tables by component.
-pub(super) type Tables = BTreeMap<String, Vec<i64>>;
+type Tables = BTreeMap<String, Vec<i64>>;
 
 /// The geometry of both engines, and perhaps a room.
 #[derive(Debug, Deserialize)]
