@@ -65,6 +65,8 @@ pub enum Event {
     StageReopened { job: JobId, stage: StageName },
     /// Nobody needs this stage's output, so it need not run.
     StageSkipped { job: JobId, stage: StageName },
+    /// The stage has waited for long enough after a failure.
+    RetryDue { job: JobId, stage: StageName },
 
     // Volatile.
     /// The worker's stream is up. `claimed` attempts go on, `stale` ones were told to stop, and `unclaimed` payloads
@@ -172,7 +174,8 @@ impl Event {
             | Self::PayloadLost { job, .. }
             | Self::PayloadReleased { job, .. }
             | Self::StageReopened { job, .. }
-            | Self::StageSkipped { job, .. } => Some(*job),
+            | Self::StageSkipped { job, .. }
+            | Self::RetryDue { job, .. } => Some(*job),
             Self::AttemptGranted { token, .. }
             | Self::Published { token, .. }
             | Self::AttemptCompleted { token, .. }

@@ -24,6 +24,13 @@ pub struct Waiting {
 pub enum WaitCause {
     /// The output of these stages.
     Inputs { stages: Vec<StageName> },
+    /// Time to pass: it has failed so often, with `limit` failures the job fails, and it is tried again after `within`.
+    Backoff {
+        failures: u32,
+        limit: u32,
+        within: Duration,
+        failure: Option<Failure>,
+    },
     /// A worker of the stage: none is attached. `away` ones may come back.
     NoWorker { away: u32 },
     /// A free slot: of `advertised` ones `running` are used, `reserved` offered, `stopping` not yet freed by attempts that were told to stop, and `paused` belong to workers that

@@ -51,6 +51,7 @@ pub(crate) struct StageMark {
 enum Due {
     Offer,
     Attempt,
+    Retry,
 }
 
 impl Due {
@@ -58,6 +59,7 @@ impl Due {
         match self {
             Self::Offer => Timer::Offer(job, stage),
             Self::Attempt => Timer::Attempt(job, stage),
+            Self::Retry => Timer::Retry(job, stage),
         }
     }
 }
@@ -112,7 +114,7 @@ impl JobMark {
                 Phase::Queued { again, since } => (Some((*again, *since)), None),
                 Phase::Offered(offer) => (None, Some((offer.deadline, Due::Offer))),
                 Phase::Running(attempt) => (None, Some((attempt.deadline, Due::Attempt))),
-                Phase::Blocked { .. } | Phase::Done { .. } => (None, None),
+                Phase::Blocked { .. } | Phase::Done { .. } => (None, job.retry_at(stage).map(|at| (at, Due::Retry))),
             };
             let live = run.output.live();
             let making = matches!(run.phase, Phase::Offered(_) | Phase::Running(_));

@@ -104,6 +104,8 @@ pub struct StageRun {
     pub(crate) phase: Phase,
     pub(crate) output: Output,
     pub(crate) failures: u32,
+    /// It has failed, and is not tried again before then.
+    pub(crate) retry: Option<Timestamp>,
     pub(crate) last_failure: Option<Box<Failure>>,
     pub(crate) result: Option<Box<ResultInfo>>,
 }
@@ -303,6 +305,11 @@ impl StageRun {
     /// How often its attempts failed; losses do not count.
     pub const fn failures(&self) -> u32 {
         self.failures
+    }
+
+    /// When it is tried again after a failure, while it waits for that.
+    pub const fn retry(&self) -> Option<Timestamp> {
+        self.retry
     }
 
     /// Why its last attempt ended, where that was not by completion.

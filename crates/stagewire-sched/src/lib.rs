@@ -72,6 +72,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod backoff;
 mod by_id;
 mod counters;
 mod effect;
@@ -92,6 +93,7 @@ mod timers;
 mod topology;
 mod worker;
 
+pub use backoff::Backoff;
 pub use counters::Counters;
 pub use effect::{Decision, Effect, Holder, JobNotice, NoticeKind, Offer, OfferInput};
 pub use event::{Event, Loss, OfferEnd};

@@ -38,6 +38,8 @@ pub(crate) enum Timer {
     Offer(JobId, StageIndex),
     /// An attempt was not renewed, or made no progress.
     Attempt(JobId, StageIndex),
+    /// A stage has waited for long enough after a failure.
+    Retry(JobId, StageIndex),
     /// The attempts of a job that is being cancelled have not stopped.
     Cancel(JobId),
     /// A job has not begun.
@@ -51,6 +53,7 @@ impl Timer {
             Self::Resume(_) => "worker.resume",
             Self::Offer(..) => "offer.answer",
             Self::Attempt(..) => "attempt.renewal",
+            Self::Retry(..) => "stage.retry",
             Self::Cancel(_) => "job.cancel",
             Self::Drop(_) => "job.queue_deadline",
         }

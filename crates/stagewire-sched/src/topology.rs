@@ -12,6 +12,8 @@ pub(crate) use class::ClassIndex;
 pub use class::ClassSpec;
 pub use error::TopologyError;
 
+use crate::Backoff;
+
 /// How a stage takes its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -36,17 +38,20 @@ pub struct StageSpec {
     pub no_progress: Duration,
     /// Failures of this stage, losses not counted, after which the job fails.
     pub max_attempts: u32,
+    /// How long to wait between them.
+    pub backoff: Backoff,
 }
 
 impl StageSpec {
-    /// A work queue with 16 held payloads, 300 s without progress, 1 attempt.
-    pub const fn new(name: StageName) -> Self {
+    /// A work queue with 16 held payloads, 300 s without progress, 1 attempt, [`Backoff::default`].
+    pub fn new(name: StageName) -> Self {
         Self {
             name,
             kind: StageKind::WorkQueue,
             max_held: 16,
             no_progress: Duration::from_secs(300),
             max_attempts: 1,
+            backoff: Backoff::default(),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, StageName};
-use stagewire_sched::{StageKind, Topology};
+use stagewire_sched::{Backoff, StageKind, Topology};
 
 pub use error::{ConfigError, UnknownName};
 pub use params::{ParamSpec, ParamType, Params, ParamsError};
@@ -42,6 +42,8 @@ pub use params::{ParamSpec, ParamType, Params, ParamsError};
 /// max-held = 16                     # payloads not yet released, above which the stage gets no more work
 /// no-progress = "300s"              # a running attempt without progress for so long is lost
 /// max-attempts = 1                  # failures of the stage's own code before the job fails
+/// backoff = "1s"                    # after a failure the stage waits for so long at most, twice as long with each
+/// max-backoff = "60s"               # further one, and never longer than this
 /// threads = 1                       # optional: compute threads of each worker
 /// [[stage]]
 /// name = "decode"
@@ -115,6 +117,8 @@ pub struct Stage {
     pub no_progress: Duration,
     /// `max-attempts`: failures of the stage's own code before the job fails, default 1.
     pub max_attempts: u32,
+    /// `backoff` and `max-backoff`: how long to wait between them, default 1 s up to 60 s.
+    pub backoff: Backoff,
     /// `threads`: compute threads of each worker; `None` leaves the choice to the libraries.
     pub threads: Option<u32>,
 }

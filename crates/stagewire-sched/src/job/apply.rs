@@ -24,6 +24,7 @@ impl Job {
             },
             output: Output::None,
             failures: 0,
+            retry: None,
             last_failure: None,
             result: None,
         };
@@ -92,8 +93,11 @@ impl Job {
                 Some(())
             }
             Event::AttemptFailed { token, failure } => {
+                let spec = topology.spec(self.running(*token)?);
                 let run = self.end_attempt(at, *token, failure)?;
                 run.failures = run.failures.saturating_add(1);
+                let again = run.failures < spec.max_attempts;
+                run.retry = again.then(|| at + spec.backoff.after(run.failures, *token));
                 Some(())
             }
             Event::AttemptLost { token, loss, failure } => {
@@ -115,7 +119,12 @@ impl Job {
                 let run = self.stages.get_mut(topology.find(stage)?.get())?;
                 run.phase.is_idle().then(|| {
                     run.phase = Phase::Done { since: at, token: None };
+                    run.retry = None;
                 })
+            }
+            Event::RetryDue { stage, .. } => {
+                let run = self.stages.get_mut(topology.find(stage)?.get())?;
+                run.retry.take().map(drop)
             }
             Event::JobCancelling { .. } => {
                 let active = self.state == JobState::Active;
@@ -273,7 +282,8 @@ impl Job {
     /// Sorts the stages that neither run nor are done into those that wait for inputs and those that wait for a worker.
     fn requeue(&mut self, topology: &Topology, at: Timestamp) {
         for stage in topology.indices() {
-            let ready = self.state == JobState::Active && self.is_ready(topology, stage);
+            let active = self.state == JobState::Active && self.run(stage).retry.is_none();
+            let ready = active && self.is_ready(topology, stage);
             let phase = &mut self.stages[stage.get()].phase;
             match *phase {
                 Phase::Blocked { again, .. } if ready => *phase = Phase::Queued { since: at, again },
@@ -307,6 +317,11 @@ impl Job {
 
     pub(crate) fn run(&self, stage: StageIndex) -> &StageRun {
         &self.stages[stage.get()]
+    }
+
+    /// When the stage is tried again, if it waits for that.
+    pub(crate) fn retry_at(&self, stage: StageIndex) -> Option<Timestamp> {
+        self.run(stage).retry.filter(|_| self.state == JobState::Active)
     }
 
     /// When the attempt that runs is lost, unless it is renewed.

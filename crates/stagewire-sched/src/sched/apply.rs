@@ -102,6 +102,7 @@ impl Sched {
             }
             Event::StageReopened { job, .. }
             | Event::StageSkipped { job, .. }
+            | Event::RetryDue { job, .. }
             | Event::JobCancelling { job }
             | Event::JobEnded { job, .. } => self.change_job(at, *job, event),
             Event::Renewed { token, .. } => self.renew_attempt(at, *token, event),

@@ -183,6 +183,14 @@ impl Sched {
         plan.stopped(worker, token);
     }
 
+    /// The stage has waited for long enough since it failed.
+    pub(super) fn retry(&self, now: Timestamp, job: JobId, stage: StageIndex) -> Decision {
+        let mut plan = Plan::new(self, now);
+        let stage = self.topology.name(stage).clone();
+        plan.change(job, |plan| plan.push(Event::RetryDue { job, stage }));
+        plan.decision
+    }
+
     /// The grant ran out, or the attempt makes no progress.
     pub(super) fn attempt_expired(&self, now: Timestamp, job: JobId, stage: StageIndex) -> Decision {
         let mut plan = Plan::new(self, now);

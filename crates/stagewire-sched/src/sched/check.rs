@@ -47,10 +47,16 @@ impl Sched {
             }
             JobState::Active => {
                 let queued = job.stages.iter().any(|run| matches!(run.phase, Phase::Queued { .. }));
-                ensure(busy || queued, "no stage runs or waits for a worker")?;
+                let retries = job.stages.iter().any(|run| run.retry.is_some());
+                ensure(
+                    busy || queued || retries,
+                    "no stage runs, or waits for a worker or to be tried again",
+                )?;
             }
         }
         for run in &job.stages {
+            let waits = run.retry.is_none() || matches!(run.phase, Phase::Blocked { .. });
+            ensure(waits, "a stage that is to wait after a failure does not")?;
             if let Some(token) = run.phase.token().filter(|_| run.phase.worker().is_some()) {
                 let slot = match run.phase {
                     Phase::Offered(_) => Slot::Reserved,

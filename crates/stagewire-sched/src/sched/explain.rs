@@ -56,8 +56,16 @@ impl Sched {
                 progress: attempt.progress.clone(),
                 within: attempt.deadline.since(now),
             },
-            Phase::Blocked { .. } | Phase::Done { .. } => WaitCause::Inputs {
-                stages: self.missing_inputs(job, stage),
+            Phase::Blocked { .. } | Phase::Done { .. } => match job.retry_at(stage) {
+                Some(at) => WaitCause::Backoff {
+                    failures: job.run(stage).failures,
+                    limit: self.topology.spec(stage).max_attempts,
+                    within: at.since(now),
+                    failure: job.run(stage).last_failure().cloned(),
+                },
+                None => WaitCause::Inputs {
+                    stages: self.missing_inputs(job, stage),
+                },
             },
         }
     }

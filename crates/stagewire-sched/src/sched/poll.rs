@@ -31,6 +31,7 @@ impl Sched {
             },
             Timer::Offer(job, stage) => self.offer_unanswered(now, job, stage),
             Timer::Attempt(job, stage) => self.attempt_expired(now, job, stage),
+            Timer::Retry(job, stage) => self.retry(now, job, stage),
             Timer::Cancel(job) => self.cancel_overdue(now, job),
             Timer::Drop(job) => self.drop_late(now, job),
         }

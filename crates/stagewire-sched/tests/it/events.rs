@@ -77,6 +77,10 @@ fn events(world: &mut World) -> Vec<Event> {
             job,
             stage: stage.clone(),
         },
+        Event::RetryDue {
+            job,
+            stage: stage.clone(),
+        },
         Event::WorkerAttached {
             worker: worker_info(worker, "encode", 1),
             claimed: vec![token],
@@ -150,5 +154,5 @@ fn only_what_must_outlive_the_server_is_durable() {
     let mut world = World::new(video());
     let durable: Vec<bool> = events(&mut world).iter().map(Event::is_durable).collect();
     assert!(durable.is_sorted_by(|a, b| a >= b), "durable variants come first");
-    assert_eq!(durable.iter().filter(|durable| **durable).count(), 15);
+    assert_eq!(durable.iter().filter(|durable| **durable).count(), 16);
 }

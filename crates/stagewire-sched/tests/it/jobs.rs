@@ -147,6 +147,9 @@ fn what_fails_for_good_fails_at_once_and_the_rest_after_its_attempts() {
         let token = world.accept(painter);
         world.fail(painter, token, ErrorClass::Internal);
         assert_eq!(world.stage(unlucky, "paint").failures(), attempt);
+        if attempt < 3 {
+            assert_eq!(world.jump(), "stage.retry");
+        }
     }
     assert_eq!(world.state(unlucky), "failed");
     let outcome = world.sched.job(unlucky).and_then(|job| job.outcome()).cloned();

@@ -13,5 +13,6 @@ mod offers;
 mod payloads;
 mod random;
 mod restart;
+mod retries;
 mod streams;
 mod workers;

@@ -76,6 +76,8 @@ pub(super) struct Stage {
     pub(super) no_progress: Span,
     #[serde(default = "one")]
     pub(super) max_attempts: Spanned<u32>,
+    pub(super) backoff: Option<Spanned<Span>>,
+    pub(super) max_backoff: Option<Spanned<Span>>,
     pub(super) threads: Option<Spanned<u32>>,
 }
 

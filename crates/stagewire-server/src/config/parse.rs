@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, Chunking, StageName};
-use stagewire_sched::{ClassSpec, EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
+use stagewire_sched::{Backoff, ClassSpec, EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
 use toml::Spanned;
 
 use super::error::UnknownName;
 use super::params::{ParamSpec, ParamType, Params, less};
+use super::values::Span;
 use super::{Config, ConfigError, Pipeline, ServerSettings, Stage, file};
 use crate::inputs::LEAST;
 use crate::nearest::{did_you_mean, nearest};
@@ -167,6 +168,7 @@ fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Spanned
             max_held: at_least_one(source, "max-held", &stage.max_held)?,
             no_progress: stage.no_progress.0,
             max_attempts: at_least_one(source, "max-attempts", &stage.max_attempts)?,
+            backoff: backoff(source, stage.backoff, stage.max_backoff)?,
             threads: stage
                 .threads
                 .map(|threads| at_least_one(source, "threads", &threads))
@@ -174,6 +176,35 @@ fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Spanned
         });
     }
     Ok((stages, spans))
+}
+
+/// A bound that only one of the keys gives is stretched to fit the other.
+fn backoff(
+    source: &Source<'_>,
+    first: Option<Spanned<Span>>,
+    longest: Option<Spanned<Span>>,
+) -> Result<Backoff, ConfigError> {
+    let default = Backoff::default();
+    match (first, longest) {
+        (Some(first), Some(longest)) if longest.get_ref().0 < first.get_ref().0 => Err(source.error(
+            &longest.span(),
+            format!(
+                "\"max-backoff\" is {:?}, below \"backoff\", which is {:?}",
+                longest.get_ref().0,
+                first.get_ref().0
+            ),
+        )),
+        (first, longest) => {
+            let (first, longest) = (
+                first.map(|first| first.get_ref().0),
+                longest.map(|longest| longest.get_ref().0),
+            );
+            Ok(Backoff {
+                first: first.unwrap_or(default.first.min(longest.unwrap_or(default.first))),
+                longest: longest.unwrap_or(default.longest.max(first.unwrap_or_default())),
+            })
+        }
+    }
 }
 
 fn edges(
@@ -219,6 +250,7 @@ fn topology(
         max_held: stage.max_held,
         no_progress: stage.no_progress,
         max_attempts: stage.max_attempts,
+        backoff: stage.backoff,
     });
     let last_stage = |name: &StageName| {
         stages

@@ -1,5 +1,7 @@
 //! Why a job waits, for programs and for people.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value, json};
 use stagewire_core::StageName;
 use stagewire_sched::{WaitCause, Waiting};
@@ -24,6 +26,10 @@ fn ahead(ahead: usize, others: usize) -> String {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// One reason, with its numbers and a sentence.
 pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
     let (cause, message, numbers) = match &waiting.cause {
@@ -31,6 +37,16 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
             "inputs",
             format!("waits for the output of {}", names(stages)),
             json!({"stages": stages}),
+        ),
+        WaitCause::Backoff {
+            failures,
+            limit,
+            within,
+            failure,
+        } => (
+            "backoff",
+            format!("has failed {failures} of {limit} times that end the job, and is tried again in {within:.1?}"),
+            json!({"failures": failures, "limit": limit, "within_ns": nanos(*within), "failure": failure}),
         ),
         WaitCause::NoWorker { away } => (
             "no_worker",
@@ -125,13 +141,9 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
     json.insert("class".to_owned(), json!(waiting.class));
     json.insert("cause".to_owned(), json!(cause));
     json.insert("message".to_owned(), json!(message));
-    json.insert(
-        "waited_ns".to_owned(),
-        json!(u64::try_from(waiting.waited.as_nanos()).unwrap_or(u64::MAX)),
-    );
+    json.insert("waited_ns".to_owned(), json!(nanos(waiting.waited)));
     if let Some(dropped_in) = waiting.dropped_in {
-        let nanos = u64::try_from(dropped_in.as_nanos()).unwrap_or(u64::MAX);
-        json.insert("dropped_in_ns".to_owned(), json!(nanos));
+        json.insert("dropped_in_ns".to_owned(), json!(nanos(dropped_in)));
     }
     if let Value::Object(numbers) = numbers {
         json.extend(numbers);
@@ -141,8 +153,6 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use stagewire_core::{ErrorClass, Failure};
 
     use super::*;

@@ -71,13 +71,34 @@ fn error(from: &str, to: &str) -> String {
 
 #[test]
 fn typos_name_file_line_key_and_the_nearest_valid_one() {
-    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-held, no-progress, max-attempts, threads"#);
+    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-held, no-progress, max-attempts, backoff, max-backoff, threads"#);
     insta::assert_snapshot!(error("[server]", "[sever]"), @r#"stagewire.toml:33: unknown key "sever" in this file; did you mean "server"? Valid here: pipeline, class, stage, edge, server"#);
     insta::assert_snapshot!(error("chunk-dim", "chunk_dim"), @r#"stagewire.toml:31: unknown key "chunk_dim" in [[edge]]; did you mean "chunk-dim"? Valid here: from, to, handover, chunks, chunk-dim, mode"#);
     insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max, shape"#);
     insta::assert_snapshot!(error("\"admission\"", "\"admision\""), @r#"stagewire.toml:17: unknown value "admision" in [[stage]]; did you mean "admission"? Valid here: work-queue, admission"#);
     insta::assert_snapshot!(error("\"stream\"", "\"chunked\""), @r#"stagewire.toml:29: unknown value "chunked" in [[edge]]; valid here: whole, stream"#);
     insta::assert_snapshot!(error("\"integer\"", "\"int\""), @r#"stagewire.toml:8: unknown value "int" in [pipeline.params.steps]; did you mean "integer"? Valid here: string, integer, number, boolean, input"#);
+}
+
+#[test]
+fn the_bounds_of_a_wait_fit_each_other() {
+    let waits = |keys: &str| {
+        let text = GOOD.replacen("slots = 2", &format!("slots = 2\n{keys}"), 1);
+        let config = Config::parse(&text, "stagewire.toml").unwrap();
+        let stage = config.stages.iter().find(|stage| stage.slots == 2).unwrap();
+        let of_topology = config.topology.stage(&stage.name).unwrap();
+        assert_eq!(stage.backoff, of_topology.backoff);
+        (stage.backoff.first.as_millis(), stage.backoff.longest.as_millis())
+    };
+    assert_eq!(waits(""), (1_000, 60_000));
+    assert_eq!(waits("backoff = \"250ms\""), (250, 60_000));
+    assert_eq!(waits("backoff = \"5m\""), (300_000, 300_000));
+    assert_eq!(waits("max-backoff = \"250ms\""), (250, 250));
+    assert_eq!(waits("backoff = \"2s\"\nmax-backoff = \"8s\""), (2_000, 8_000));
+    insta::assert_snapshot!(
+        error("slots = 2", "slots = 2\nbackoff = \"9s\"\nmax-backoff = \"8s\""),
+        @r#"stagewire.toml:23: "max-backoff" is 8s, below "backoff", which is 9s"#
+    );
 }
 
 #[test]
