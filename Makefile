@@ -22,7 +22,7 @@ soak: setup ## the kill and concurrency tests at full counts
 loom: ## the models of shared structures, in every order of their threads (needs no set-up)
 	@scripts/loom
 
-fuzz: ## the decoders of bytes from others, 20 seconds each (needs no set-up but g++)
+fuzz: ## the decoders of bytes from others and the reader of pipeline files, 20 seconds each (needs no set-up but g++)
 	@scripts/fuzz
 
 bench: setup ## what a hand-over costs beside a memcpy of the same bytes

@@ -44,6 +44,9 @@ impl Counters {
         {
             self.jobs_dropped += 1;
         }
+        if let Event::JobSubmitted { terms, .. } = event {
+            self.stages_skipped += terms.skip.len() as u64;
+        }
         let counter = match event {
             Event::JobSubmitted { .. } => &mut self.jobs_submitted,
             Event::JobEnded { outcome, .. } => match outcome {

@@ -60,7 +60,7 @@ pub struct Offer {
     pub stage: StageName,
     /// Parameters of the job: a JSON object.
     pub params: Arc<str>,
-    /// One for each stage that this one consumes from, in the order of the edges.
+    /// One for each stage that this one consumes from, in the order of the edges; none for those that the job skips.
     pub inputs: Vec<OfferInput>,
     /// How to hand over the output.
     pub output: OutputSpec,

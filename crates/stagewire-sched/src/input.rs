@@ -160,6 +160,9 @@ pub struct Urgency {
     pub queue_deadline: Option<Duration>,
     /// Jobs of the same shape are predicted to take the same time in a stage.
     pub shape: u64,
+    /// Stages that need not run for it, because what they would make is given otherwise, or is not wanted. What only such
+    /// stages would read need not run either. Those that read from them go without that input.
+    pub skip: Vec<StageName>,
 }
 
 /// What was agreed about a job when it was submitted.
@@ -171,6 +174,8 @@ pub struct Terms {
     pub queue_deadline: Option<Duration>,
     /// Jobs of the same shape are predicted to take the same time in a stage.
     pub shape: u64,
+    /// Stages that do not run for it. Those that the pipeline does not have any more are of no effect.
+    pub skip: Vec<StageName>,
 }
 
 /// One life of one worker process, as it presents itself.

@@ -1,5 +1,6 @@
 mod apply;
 mod settle;
+mod skip;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use stagewire_core::{Attempt, Failure, Incarnation, JobId, PayloadId, Progress, 
 
 use crate::topology::ClassIndex;
 use crate::{Holder, IdempotencyKey, PayloadInfo, ResultInfo, Terms};
+pub(crate) use skip::StageSet;
 
 /// People count from 1.
 pub(crate) const FIRST_ATTEMPT: u32 = 1;
@@ -79,6 +81,9 @@ pub struct Job {
     /// Position of its class; follows from its name.
     #[serde(skip)]
     pub(crate) class: ClassIndex,
+    /// Stages that never run for it; follows from their names.
+    #[serde(skip)]
+    pub(crate) skipped: StageSet,
     pub(crate) state: JobState,
     /// In the order of [`Topology::stages`](crate::Topology::stages).
     pub(crate) stages: Vec<StageRun>,
@@ -135,7 +140,7 @@ pub enum Phase {
     Done {
         /// Since when.
         since: Timestamp,
-        /// The attempt that did it; `None` where it was skipped.
+        /// The attempt that did it; `None` where it was skipped, as nobody needs it to run.
         token: Option<Token>,
     },
 }
@@ -344,7 +349,7 @@ impl Job {
         self.submitted
     }
 
-    /// What was agreed when it was submitted: its class, deadline and shape.
+    /// What was agreed when it was submitted: its class, deadline and shape, and what it skips.
     pub const fn terms(&self) -> &Terms {
         &self.terms
     }

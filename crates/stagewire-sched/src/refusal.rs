@@ -28,7 +28,7 @@ pub enum Refusal {
         limit: ByteCount,
     },
     #[error(
-        "there is no class {class:?}; this pipeline has {}", .known.iter().map(StageName::as_str).collect::<Vec<_>>().join(", ")
+        "there is no class {class:?}; this pipeline has {}", names(.known)
     )]
     UnknownClass { class: String, known: Vec<StageName> },
     #[error("a queue deadline of {deadline:?} is not possible; it must be {least:?} to {most:?}, or left out")]
@@ -37,11 +37,20 @@ pub enum Refusal {
         least: Duration,
         most: Duration,
     },
+    #[error(
+        "a job is to skip stage {stage}, which the pipeline does not have; it has {}", names(.known)
+    )]
+    UnknownSkip { stage: StageName, known: Vec<StageName> },
+    #[error(
+        "the job would skip every last stage ({}), so there is nothing that it could make; ask for one of their results",
+        names(.skip)
+    )]
+    NothingToDo { skip: Vec<StageName> },
     #[error("the server is draining and takes no new jobs; try again once it has restarted")]
     Draining,
     #[error("job {job} has already {state}")]
     JobEnded { job: JobId, state: &'static str },
-    #[error("worker {worker} serves stage {stage}, which the pipeline does not have; it has {}", .known.iter().map(StageName::as_str).collect::<Vec<_>>().join(", "))]
+    #[error("worker {worker} serves stage {stage}, which the pipeline does not have; it has {}", names(.known))]
     UnknownStage {
         worker: Incarnation,
         stage: StageName,
@@ -91,7 +100,7 @@ pub enum Refusal {
 impl Classify for Refusal {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::UnknownJob { .. } | Self::UnknownStage { .. } => ErrorClass::NotFound,
+            Self::UnknownJob { .. } | Self::UnknownStage { .. } | Self::UnknownSkip { .. } => ErrorClass::NotFound,
             Self::Epoch { .. }
             | Self::DuplicateJob { .. }
             | Self::KeyConflict { .. }
@@ -103,6 +112,7 @@ impl Classify for Refusal {
             Self::Draining => ErrorClass::Unavailable,
             Self::UnknownWorker { .. } | Self::Stale { .. } => ErrorClass::Fenced,
             Self::UnknownClass { .. }
+            | Self::NothingToDo { .. }
             | Self::QueueDeadline { .. }
             | Self::Slots { .. }
             | Self::TooManyRunning { .. }
@@ -121,7 +131,8 @@ impl Classify for Refusal {
             Self::QueueDeadline { .. } => "job.deadline",
             Self::Draining => "server.draining",
             Self::JobEnded { .. } => "job.ended",
-            Self::UnknownStage { .. } => "stage.unknown",
+            Self::UnknownStage { .. } | Self::UnknownSkip { .. } => "stage.unknown",
+            Self::NothingToDo { .. } => "job.nothing_to_do",
             Self::Slots { .. } | Self::TooManyRunning { .. } => "worker.slots",
             Self::WorkerChanged { .. } => "worker.changed",
             Self::UnknownWorker { .. } => "worker.unknown",
@@ -144,9 +155,10 @@ impl Classify for Refusal {
                 ("limit_bytes", limit.0.to_string()),
             ],
             Self::UnknownClass { class, known } => {
-                let known: Vec<&str> = known.iter().map(StageName::as_str).collect();
-                vec![("class", class.clone()), ("known", known.join(", "))]
+                vec![("class", class.clone()), ("known", names(known))]
             }
+            Self::UnknownSkip { stage, known } => vec![("stage", stage.to_string()), ("known", names(known))],
+            Self::NothingToDo { skip } => vec![("skip", names(skip))],
             Self::QueueDeadline { deadline, least, most } => vec![
                 ("deadline", format!("{deadline:?}")),
                 ("least", format!("{least:?}")),
@@ -195,4 +207,8 @@ impl Classify for Refusal {
             .map(|(name, value)| (name.to_owned(), value))
             .collect()
     }
+}
+
+fn names(names: &[StageName]) -> String {
+    names.iter().map(StageName::as_str).collect::<Vec<_>>().join(", ")
 }

@@ -4,6 +4,7 @@ mod error;
 mod file;
 mod params;
 mod parse;
+mod skips;
 mod values;
 
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use stagewire_sched::{Backoff, StageKind, Topology};
 
 pub use error::{ConfigError, UnknownName};
 pub use params::{ParamSpec, ParamType, Params, ParamsError};
+pub use skips::Skips;
 
 /// A checked `stagewire.toml`. Relative paths in it are relative to the file.
 ///
@@ -45,6 +47,7 @@ pub use params::{ParamSpec, ParamType, Params, ParamsError};
 /// backoff = "1s"                    # after a failure the stage waits for so long at most, twice as long with each
 /// max-backoff = "60s"               # further one, and never longer than this
 /// threads = 1                       # optional: compute threads of each worker
+/// skip-if = "latents"               # optional: jobs that give this parameter, or for which it is true, skip the stage
 /// [[stage]]
 /// name = "decode"
 ///
@@ -98,6 +101,8 @@ pub struct Pipeline {
     pub module: PathBuf,
     /// `[pipeline.params.*]`.
     pub params: Params,
+    /// `skip-if` of the stages.
+    pub skips: Skips,
 }
 
 /// `[[stage]]`.

@@ -94,7 +94,7 @@ mod timeline;
 mod workers;
 
 pub use config::{
-    Config, ConfigError, ParamSpec, ParamType, Params, ParamsError, Pipeline, ServerSettings, Stage, UnknownName,
+    Config, ConfigError, ParamSpec, ParamType, Params, ParamsError, Pipeline, ServerSettings, Skips, Stage, UnknownName,
 };
 pub use journal::JournalError;
 pub use run_dir::OccupyError;

@@ -1,6 +1,6 @@
 """Stagewire serves generative models whose stages run in different processes.
 
-* `stage`, `Payload`, `Result`, `Artefact`, `Context`: what a pipeline module is written in.
+* `stage`, `fuse`, `Payload`, `Result`, `Artefact`, `Context`: what a pipeline module is written in.
 * `stagewire.modular.stages`: a diffusers modular pipeline handed over whole.
 * `stagewire.diffusion.DiffusionConnector`: hands tensors from process to process, without a server.
 * `stagewire.mooncake.EngineTransport`: moves tensors between hosts over Mooncake's transfer engine.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ._fused import fuse
 from ._native import Tensor, __version__
 from .context import Context, Input
 from .errors import Cancelled, StagewireError
@@ -38,6 +39,7 @@ __all__ = [
     "StagewireError",
     "Tensor",
     "__version__",
+    "fuse",
     "stage",
 ]
 

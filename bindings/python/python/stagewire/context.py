@@ -86,7 +86,7 @@ class Context:
     Attributes:
         params: Parameters of the job by name. One of type ``input`` is the `pathlib.Path` of its file, which must not
             be changed; None where the job gives none.
-        inputs: Inputs by the name of the stage that produced them.
+        inputs: Inputs by the name of the stage that produced them; none from a stage that the job skips.
         job_id: Id of the job, a UUID.
         stage: Name of this stage.
         attempt: Counts the attempts of the job, over all its stages.
@@ -123,6 +123,17 @@ class Context:
             f"stage {self.stage!r} has {len(self.inputs)} inputs ({have}): ctx.input is for stages with one, "
             "use ctx.inputs[STAGE]",
             reason="stage.input",
+        )
+
+    def within(self, stage: str, inputs: Mapping[str, Input]) -> Context:
+        """The same attempt as a part of its stage sees it that has a name and inputs of its own."""
+        return Context(
+            task=self._task,
+            stage=stage,
+            job_id=self.job_id,
+            attempt=self.attempt,
+            params=self.params,
+            inputs=inputs,
         )
 
     def progress(self, done: int, total: int, unit: str = "step") -> None:

@@ -79,7 +79,7 @@ def run_stage(
 ) -> Any:
     """Runs one stage on payloads in memory. `model` is used in place of what its setup would load."""
     loaded = stage.load() if model is None else model
-    given = {name: _LocalInput(name, payload, num_chunks, chunk_dim) for name, payload in inputs.items()}
+    given = {name: LocalInput(name, payload, num_chunks, chunk_dim) for name, payload in inputs.items()}
     task = _LocalTask(stage.name, on_progress)
     with as_files(params) as files:
         ctx = Context(task=task, stage=stage.name, job_id=str(uuid.uuid4()), attempt=1, params=files, inputs=given)
@@ -118,8 +118,10 @@ class _LocalTask:
             self._on_progress(self._stage, done, total, unit)
 
 
-class _LocalInput:
-    def __init__(self, stage: str, payload: Payload, num_chunks: int, chunk_dim: int) -> None:
+class LocalInput:
+    """One input of a stage: a payload in the memory of this process. See `stagewire.context.Input`."""
+
+    def __init__(self, stage: str, payload: Payload, num_chunks: int = 1, chunk_dim: int = 0) -> None:
         self.stage = stage
         self.kind = payload.kind
         self.metadata = payload.metadata

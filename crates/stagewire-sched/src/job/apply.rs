@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use stagewire_core::{Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
-use super::{FIRST_ATTEMPT, Job, JobState, Losses, Offering, Output, Phase, Running, StageRun};
+use super::{FIRST_ATTEMPT, Job, JobState, Losses, Offering, Output, Phase, Running, StageRun, StageSet};
 use crate::topology::{Flow, Link, StageIndex, Topology};
 use crate::{Event, IdempotencyKey, Limits, Loss, Terms};
 
@@ -16,11 +16,16 @@ impl Job {
         terms: &Terms,
         at: Timestamp,
     ) -> Self {
-        let stage = |spec: &crate::StageSpec| StageRun {
-            name: spec.name.clone(),
-            phase: Phase::Blocked {
-                since: at,
-                again: false,
+        let skipped = StageSet::of(topology, &terms.skip);
+        let stage = |stage: StageIndex| StageRun {
+            name: topology.name(stage).clone(),
+            phase: if skipped.has(stage) {
+                Phase::Done { since: at, token: None }
+            } else {
+                Phase::Blocked {
+                    since: at,
+                    again: false,
+                }
             },
             output: Output::None,
             failures: 0,
@@ -36,8 +41,9 @@ impl Job {
             submitted: at,
             terms: terms.clone(),
             class: topology.class_index(&terms.class),
+            skipped,
             state: JobState::Active,
-            stages: topology.stages().iter().map(stage).collect(),
+            stages: topology.indices().map(stage).collect(),
             next_attempt: FIRST_ATTEMPT,
             losses: Losses::default(),
         };
@@ -113,6 +119,7 @@ impl Job {
                 let stage = topology.find(stage)?;
                 let run = self.stages.get_mut(stage.get())?;
                 let again = run.phase.is_done() && run.output.live().is_none() && !topology.consumers(stage).is_empty();
+                let again = again && !self.skipped.has(stage);
                 again.then(|| run.phase = Phase::Blocked { since: at, again })
             }
             Event::StageSkipped { stage, .. } => {
@@ -294,7 +301,7 @@ impl Job {
     }
 
     fn is_ready(&self, topology: &Topology, stage: StageIndex) -> bool {
-        topology.inputs(stage).iter().all(|link| self.has_input(link))
+        self.links(topology, stage).all(|link| self.has_input(link))
     }
 
     /// Whether a consumer may start to read this input.
@@ -305,8 +312,7 @@ impl Job {
 
     /// The payloads that an attempt of this stage would read, once all are there.
     fn input_payloads(&self, topology: &Topology, stage: StageIndex) -> Option<Vec<PayloadId>> {
-        let inputs = topology.inputs(stage).iter();
-        inputs
+        self.links(topology, stage)
             .map(|link| self.run(link.from).output.live().map(|payload| payload.id))
             .collect()
     }

@@ -2,7 +2,7 @@
 
 use stagewire_core::{ErrorClass, Failure, Timestamp};
 
-use super::{Job, JobState, Output, Phase};
+use super::{Job, JobState, Output, Phase, StageSet};
 use crate::topology::{StageIndex, StageKind, Topology};
 use crate::{Event, Limits, OfferEnd, Outcome};
 
@@ -106,8 +106,7 @@ impl Job {
     fn fence(&self, topology: &Topology) -> Option<Event> {
         topology.indices().find_map(|stage| match &self.run(stage).phase {
             Phase::Offered(offer) => {
-                let links = topology.inputs(stage).iter().zip(&offer.inputs);
-                let gone = links.into_iter().any(|(link, payload)| {
+                let gone = self.links(topology, stage).zip(&offer.inputs).any(|(link, payload)| {
                     self.run(link.from).output.live().is_none_or(|live| live.id != *payload)
                 });
                 gone.then_some(Event::OfferEnded {
@@ -123,7 +122,7 @@ impl Job {
                     Output::Gone { payload, .. } => Some((stage, payload)),
                     Output::None | Output::Live { .. } => None,
                 };
-                let input = topology.inputs(stage).iter().zip(&attempt.inputs).find_map(|(link, payload)| {
+                let input = self.links(topology, stage).zip(&attempt.inputs).find_map(|(link, payload)| {
                     void(&self.run(link.from).output, Some(*payload)).then_some((link.from, *payload))
                 });
                 let (producer, payload) = own.or(input)?;
@@ -150,7 +149,7 @@ impl Job {
             let run = self.run(stage);
             let payload = run.output.live().filter(|_| run.phase.is_done())?;
             let mut consumers = topology.consumers(stage).iter();
-            let consumed = consumers.all(|consumer| safe & bit(*consumer) != 0);
+            let consumed = consumers.all(|consumer| safe.has(*consumer));
             consumed.then(|| Event::PayloadReleased {
                 job: self.id,
                 stage: run.name.clone(),
@@ -159,21 +158,18 @@ impl Job {
         })
     }
 
-    /// Stages that need their inputs no more, as a bit set: those that are done, where what they made is a result, is in
-    /// a store, or is itself needed no more.
-    fn safe_stages(&self, topology: &Topology) -> u64 {
-        let mut safe = 0;
+    /// Stages that need their inputs no more: those that are done, where what they made is a result, is in a store, or is
+    /// itself needed no more.
+    fn safe_stages(&self, topology: &Topology) -> StageSet {
+        let mut safe = StageSet::default();
         for stage in topology.upstream_first().iter().rev().copied() {
             let run = self.run(stage);
             let output_safe = match run.output.live() {
                 Some(payload) => payload.stored,
-                None => topology
-                    .consumers(stage)
-                    .iter()
-                    .all(|consumer| safe & bit(*consumer) != 0),
+                None => topology.consumers(stage).iter().all(|consumer| safe.has(*consumer)),
             };
-            if run.phase.is_done() && output_safe {
-                safe |= bit(stage);
+            if self.skips(stage) || (run.phase.is_done() && output_safe) {
+                safe = safe.with(stage);
             }
         }
         safe
@@ -196,7 +192,7 @@ impl Job {
     fn reopen(&self, topology: &Topology) -> Option<Event> {
         topology.indices().find_map(|stage| {
             let run = self.run(stage);
-            let gone = run.phase.is_done() && run.output.live().is_none();
+            let gone = run.phase.is_done() && run.output.live().is_none() && !self.skips(stage);
             let mut consumers = topology.consumers(stage).iter();
             let needed = gone && consumers.any(|consumer| self.run(*consumer).phase.is_idle());
             needed.then(|| Event::StageReopened {
@@ -216,7 +212,7 @@ impl Job {
     }
 
     /// When a job that has not begun is dropped. It has begun once the first attempt at a stage of kind admission, which
-    /// is where the work is, was granted; in a pipeline without such a stage, once any attempt was.
+    /// is where the work is, was granted; where it needs no such stage, once any attempt was.
     pub(crate) fn drop_deadline(&self, topology: &Topology) -> Option<Timestamp> {
         let due = self.due().filter(|_| self.state == JobState::Active)?;
         let begun = |stage: StageIndex| match self.run(stage).phase {
@@ -225,9 +221,10 @@ impl Job {
             Phase::Offered(ref offer) => offer.again,
             Phase::Done { token: None, .. } => false,
         };
-        let heavy =
-            |stage: &StageIndex| !topology.has_admission() || topology.spec(*stage).kind == StageKind::Admission;
-        (!topology.indices().filter(heavy).any(begun)).then_some(due)
+        let admits = |stage: StageIndex| topology.spec(stage).kind == StageKind::Admission && !self.skips(stage);
+        let heavy = topology.has_admission() && topology.indices().any(admits);
+        let mut stages = topology.indices().filter(|stage| !heavy || admits(*stage));
+        (!stages.any(begun)).then_some(due)
     }
 
     /// When a job that is being cancelled is cancelled at the latest.
@@ -237,8 +234,4 @@ impl Job {
             JobState::Active | JobState::Ended { .. } => None,
         }
     }
-}
-
-const fn bit(stage: StageIndex) -> u64 {
-    1 << stage.get()
 }

@@ -5,7 +5,7 @@ use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp,
 
 use super::Sched;
 use crate::index::{JobMark, WorkerMark};
-use crate::job::{Job, Phase};
+use crate::job::{Job, Phase, StageSet};
 use crate::share::Shares;
 use crate::timers::Timer;
 use crate::topology::StageIndex;
@@ -111,6 +111,7 @@ impl Sched {
 
     pub(super) fn insert_job(&mut self, mut job: Job) {
         job.class = self.topology.class_index(&job.terms.class);
+        job.skipped = StageSet::of(&self.topology, &job.terms.skip);
         self.next_number = self.next_number.max(job.number.saturating_add(1));
         if let Some(key) = &job.key {
             self.keys.insert(key.key.clone(), job.id);

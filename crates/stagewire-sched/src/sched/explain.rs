@@ -71,8 +71,7 @@ impl Sched {
     }
 
     fn missing_inputs(&self, job: &Job, stage: StageIndex) -> Vec<StageName> {
-        let links = self.topology.inputs(stage).iter();
-        let missing = links.filter(|link| !job.has_input(link));
+        let missing = job.links(&self.topology, stage).filter(|link| !job.has_input(link));
         missing.map(|link| self.topology.name(link.from).clone()).collect()
     }
 

@@ -84,7 +84,7 @@ impl Sched {
     }
 
     fn offer(&self, job: &Job, stage: StageIndex, worker: Incarnation, token: Token) -> Offer {
-        let inputs = self.topology.inputs(stage).iter();
+        let inputs = job.links(&self.topology, stage);
         let name = self.topology.name(stage);
         Offer {
             worker,

@@ -5,7 +5,8 @@ use stagewire_core::{ByteCount, ErrorClass, Failure, JobId, Timestamp};
 
 use super::Sched;
 use super::plan::Plan;
-use crate::job::Job;
+use crate::job::{Job, StageSet};
+use crate::topology::StageIndex;
 use crate::{Decision, Effect, Event, IdempotencyKey, JobNotice, NoticeKind, Refusal, Terms, Urgency};
 
 /// Bounds of a queue deadline.
@@ -97,10 +98,25 @@ impl Sched {
         {
             return Err(Refusal::QueueDeadline { deadline, least, most });
         }
+        let mut skip = urgency.skip;
+        skip.sort_unstable();
+        skip.dedup();
+        if let Some(stage) = skip.iter().find(|stage| self.topology.find(stage).is_none()) {
+            return Err(Refusal::UnknownSkip {
+                stage: stage.clone(),
+                known: self.topology.stages().iter().map(|stage| stage.name.clone()).collect(),
+            });
+        }
+        let skipped = StageSet::of(&self.topology, &skip);
+        let last = |stage: &StageIndex| self.topology.consumers(*stage).is_empty();
+        if self.topology.indices().filter(last).all(|stage| skipped.has(stage)) {
+            return Err(Refusal::NothingToDo { skip });
+        }
         Ok(Terms {
             class: class.name.clone(),
             queue_deadline: urgency.queue_deadline.or(class.queue_deadline),
             shape: urgency.shape,
+            skip,
         })
     }
 

@@ -16,6 +16,7 @@ fn due_in(class: &str, secs: u64) -> Urgency {
         class: Some(class.to_owned()),
         queue_deadline: Some(Duration::from_secs(secs)),
         shape: 0,
+        ..Urgency::default()
     }
 }
 

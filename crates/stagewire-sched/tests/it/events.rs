@@ -27,6 +27,7 @@ fn events(world: &mut World) -> Vec<Event> {
                 class: name("batch"),
                 queue_deadline: Some(Duration::from_secs(1)),
                 shape: 7,
+                skip: vec![name("encode")],
             },
         },
         Event::JobCancelling { job },

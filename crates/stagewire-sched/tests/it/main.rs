@@ -14,5 +14,6 @@ mod payloads;
 mod random;
 mod restart;
 mod retries;
+mod skip;
 mod streams;
 mod workers;

@@ -3,6 +3,7 @@ use std::io;
 use std::path::PathBuf;
 
 use stagewire_core::{Classify, ErrorClass};
+use stagewire_sched::TopologyError;
 
 /// Why a `stagewire.toml` is not accepted.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,12 @@ pub enum ConfigError {
         path: PathBuf,
         line: usize,
         unknown: Box<UnknownName>,
+    },
+    #[error("{}:{line}: {error}", path.display())]
+    Topology {
+        path: PathBuf,
+        line: usize,
+        error: TopologyError,
     },
     #[error("{}:{line}: {message}", path.display())]
     Value {
@@ -74,6 +81,7 @@ impl Classify for ConfigError {
             Self::Read { .. } => "config.unreadable",
             Self::Syntax { .. } => "config.syntax",
             Self::Unknown { .. } => "config.unknown_key",
+            Self::Topology { error, .. } => error.reason(),
             Self::Value { .. } => "config.value",
         }
     }

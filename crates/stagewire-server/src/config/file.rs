@@ -79,6 +79,7 @@ pub(super) struct Stage {
     pub(super) backoff: Option<Spanned<Span>>,
     pub(super) max_backoff: Option<Spanned<Span>>,
     pub(super) threads: Option<Spanned<u32>>,
+    pub(super) skip_if: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]

@@ -1,20 +1,19 @@
 //! From text to a checked [`Config`]; every error knows its line.
 
+mod server;
+
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use stagewire_core::{ByteCount, Chunking, StageName};
+use stagewire_core::{Chunking, StageName};
 use stagewire_sched::{Backoff, ClassSpec, EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
 use toml::Spanned;
 
 use super::error::UnknownName;
 use super::params::{ParamSpec, ParamType, Params, less};
 use super::values::Span;
-use super::{Config, ConfigError, Pipeline, ServerSettings, Stage, file};
-use crate::inputs::LEAST;
+use super::{Config, ConfigError, Pipeline, Skips, Stage, file};
 use crate::nearest::{did_you_mean, nearest};
 
 /// The text under its name, to turn places in it into errors.
@@ -58,6 +57,14 @@ impl Source<'_> {
             path: self.path.to_owned(),
             line: self.line(span),
             message: message.into(),
+        }
+    }
+
+    fn topology(&self, span: &Range<usize>, error: TopologyError) -> ConfigError {
+        ConfigError::Topology {
+            path: self.path.to_owned(),
+            line: self.line(span),
+            error,
         }
     }
 
@@ -109,6 +116,8 @@ impl Source<'_> {
 pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
     let source = Source { text, path };
     let file: file::File = toml::from_str(text).map_err(|error| source.reader_error(&error))?;
+    let params = params(&source, file.pipeline.params)?;
+    let skips = skips(&source, &file.stage, &params)?;
     let (stages, spans) = stages(&source, file.stage)?;
     let edges = edges(&source, file.edge, &stages)?;
     let topology = classes(&source, topology(&source, (&stages, &spans), edges)?, file.class)?;
@@ -117,11 +126,12 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         pipeline: Pipeline {
             name: file.pipeline.name,
             module: source.resolve(file.pipeline.module.get_ref()),
-            params: params(&source, file.pipeline.params)?,
+            params,
+            skips,
         },
         stages,
         topology,
-        server: server(&source, file.server)?,
+        server: server::read(&source, file.server)?,
     })
 }
 
@@ -150,7 +160,7 @@ type Spanneds<T> = (Vec<T>, Vec<Range<usize>>);
 
 fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Spanneds<Stage>, ConfigError> {
     if raw.is_empty() {
-        return Err(source.error(&(0..0), "the pipeline has no [[stage]]"));
+        return Err(source.topology(&(0..0), TopologyError::NoStage));
     }
     let mut stages = Vec::with_capacity(raw.len());
     let mut spans = Vec::with_capacity(raw.len());
@@ -205,6 +215,34 @@ fn backoff(
             })
         }
     }
+}
+
+/// What makes jobs skip a stage: a parameter that can be given, or be true.
+fn skips(source: &Source<'_>, stages: &[Spanned<file::Stage>], params: &Params) -> Result<Skips, ConfigError> {
+    let mut skips = Vec::new();
+    for stage in stages {
+        let stage = stage.get_ref();
+        let Some(param) = &stage.skip_if else { continue };
+        let name = param.get_ref();
+        let Some(spec) = params.0.get(name) else {
+            let mut hint = did_you_mean(name, params.0.keys().map(String::as_str));
+            if hint.is_empty() {
+                "; add [pipeline.params.…] for it".clone_into(&mut hint);
+            }
+            let message = format!("\"skip-if\" names no parameter of the pipeline: {name:?}{hint}");
+            return Err(source.error(&param.span(), message));
+        };
+        if matches!(spec.param_type, ParamType::Integer | ParamType::Number) {
+            let message = format!(
+                "\"skip-if\" names parameter {name:?}, which is {}; name a boolean, which skips the stage where it is \
+                 true, or an input or a string, which does where it is not empty",
+                spec.param_type
+            );
+            return Err(source.error(&param.span(), message));
+        }
+        skips.push((stage.name.get_ref().clone(), name.clone()));
+    }
+    Ok(Skips(skips))
 }
 
 fn edges(
@@ -272,7 +310,7 @@ fn topology(
             }
             _ => None,
         };
-        source.error(span.unwrap_or(&(0..0)), error.to_string())
+        source.topology(span.unwrap_or(&(0..0)), error)
     })
 }
 
@@ -294,7 +332,7 @@ fn classes(source: &Source<'_>, topology: Topology, raw: Vec<Spanned<file::Class
             TopologyError::Weight { class, .. } => last(class).map(|class| class.weight.span()),
             _ => raw.last().map(|class| class.name.span()),
         };
-        source.error(&span.unwrap_or(0..0), error.to_string())
+        source.topology(&span.unwrap_or(0..0), error)
     })
 }
 
@@ -385,88 +423,4 @@ fn param(source: &Source<'_>, name: &str, raw: &file::Param) -> Result<ParamSpec
         spec.default = Some(value);
     }
     Ok(spec)
-}
-
-fn server(source: &Source<'_>, raw: file::Server) -> Result<ServerSettings, ConfigError> {
-    let listen = match &raw.listen {
-        None => SocketAddr::from(([127, 0, 0, 1], 0)),
-        Some(text) => text.get_ref().parse().map_err(|_| {
-            let message = format!(
-                "\"listen\" is {:?}; write an address and a port, for instance \"127.0.0.1:7070\" (port 0 takes a free one)",
-                text.get_ref()
-            );
-            source.error(&text.span(), message)
-        })?,
-    };
-    let input_bytes = input_bytes(source, raw.input_bytes.as_ref())?;
-    let settings = ServerSettings {
-        listen,
-        token_file: raw.token_file.as_deref().map(|path| source.resolve(path)),
-        allowed_hosts: raw.allowed_hosts,
-        store_bytes: raw.store_bytes.unwrap_or(ByteCount(256 << 20)),
-        arena_bytes: raw.arena_bytes.unwrap_or(ByteCount(1 << 30)),
-        data_dir: raw.data_dir.as_deref().map(|path| source.resolve(path)),
-        max_body: max_body(source, raw.max_body.as_ref())?,
-        max_queued: raw.max_queued.unwrap_or(10_000),
-        max_input: max_input(source, raw.max_input.as_ref(), input_bytes)?,
-        input_bytes,
-        input_idle: raw.input_idle.map_or(Duration::from_hours(1), |idle| idle.0),
-    };
-    if !settings.is_loopback() && settings.token_file.is_none() {
-        let span = raw.listen.map_or(0..0, |listen| listen.span());
-        let message = format!(
-            "\"listen\" = {listen} can be reached from other hosts, so clients must show a token: \
-             set \"token-file\", or listen on 127.0.0.1"
-        );
-        return Err(source.error(&span, message));
-    }
-    Ok(settings)
-}
-
-/// Parameters travel to a worker in one message of the gRPC stream, beside the handles of its inputs.
-const LONGEST_BODY: ByteCount = ByteCount(16 << 20);
-
-fn max_body(source: &Source<'_>, raw: Option<&Spanned<ByteCount>>) -> Result<ByteCount, ConfigError> {
-    match raw {
-        None => Ok(ByteCount(1 << 20)),
-        Some(bytes) if *bytes.get_ref() <= LONGEST_BODY => Ok(*bytes.get_ref()),
-        Some(bytes) => Err(source.error(
-            &bytes.span(),
-            format!("\"max-body\" is {}; it must be at most {LONGEST_BODY}", bytes.get_ref()),
-        )),
-    }
-}
-
-fn input_bytes(source: &Source<'_>, raw: Option<&Spanned<ByteCount>>) -> Result<ByteCount, ConfigError> {
-    match raw {
-        None => Ok(ByteCount(4 << 30)),
-        Some(bytes) if bytes.get_ref().0 >= LEAST => Ok(*bytes.get_ref()),
-        Some(bytes) => Err(source.error(
-            &bytes.span(),
-            format!(
-                "\"input-bytes\" is {}; it must be at least {}, what the smallest input counts for",
-                bytes.get_ref(),
-                ByteCount(LEAST)
-            ),
-        )),
-    }
-}
-
-/// Without a word in the file it is what fits.
-fn max_input(
-    source: &Source<'_>,
-    raw: Option<&Spanned<ByteCount>>,
-    input_bytes: ByteCount,
-) -> Result<ByteCount, ConfigError> {
-    match raw {
-        None => Ok(input_bytes.min(ByteCount(256 << 20))),
-        Some(bytes) if *bytes.get_ref() <= input_bytes => Ok(*bytes.get_ref()),
-        Some(bytes) => Err(source.error(
-            &bytes.span(),
-            format!(
-                "\"max-input\" is {}, more than \"input-bytes\" has for all inputs together ({input_bytes})",
-                bytes.get_ref()
-            ),
-        )),
-    }
 }

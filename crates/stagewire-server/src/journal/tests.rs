@@ -66,7 +66,7 @@ fn what_is_not_this_journal_is_refused_with_a_reason() {
 
     let path = dir.path().join("journal.redb");
     // Of an older version, and of a newer one.
-    for other in [1, 9] {
+    for other in [2, 9] {
         let database = Database::create(&path).unwrap();
         let write = database.begin_write().unwrap();
         let format = u64::to_le_bytes(other);
@@ -77,7 +77,7 @@ fn what_is_not_this_journal_is_refused_with_a_reason() {
         drop(database);
         let error = Journal::open(dir.path(), SCOPE).unwrap_err();
         assert!(
-            matches!(error, JournalError::Version { found, expected: 2, .. } if found == other),
+            matches!(error, JournalError::Version { found, expected: 3, .. } if found == other),
             "{error}"
         );
     }

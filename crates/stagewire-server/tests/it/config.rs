@@ -1,5 +1,6 @@
 //! Messages for a `stagewire.toml` that is wrong: file, line, key, and what to write instead.
 
+use stagewire_core::{Classify, ErrorClass};
 use stagewire_sched::{Flow, StageKind};
 use stagewire_server::Config;
 
@@ -71,7 +72,7 @@ fn error(from: &str, to: &str) -> String {
 
 #[test]
 fn typos_name_file_line_key_and_the_nearest_valid_one() {
-    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-held, no-progress, max-attempts, backoff, max-backoff, threads"#);
+    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-held, no-progress, max-attempts, backoff, max-backoff, threads, skip-if"#);
     insta::assert_snapshot!(error("[server]", "[sever]"), @r#"stagewire.toml:33: unknown key "sever" in this file; did you mean "server"? Valid here: pipeline, class, stage, edge, server"#);
     insta::assert_snapshot!(error("chunk-dim", "chunk_dim"), @r#"stagewire.toml:31: unknown key "chunk_dim" in [[edge]]; did you mean "chunk-dim"? Valid here: from, to, handover, chunks, chunk-dim, mode"#);
     insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max, shape"#);
@@ -170,6 +171,53 @@ fn a_graph_that_cannot_work_is_refused() {
     insta::assert_snapshot!(error("[server]", "[[stage]]\nname = \"upscale\"\n[server]"), @"stagewire.toml:34: no edge connects upscale with encode, denoise, decode; a pipeline is one connected graph");
 }
 
+/// The class and reason of that.
+fn reason(from: &str, to: &str) -> (ErrorClass, &'static str) {
+    let error = Config::parse(&GOOD.replacen(from, to, 1), "stagewire.toml").unwrap_err();
+    (error.class(), error.reason())
+}
+
+#[test]
+fn what_is_wrong_with_a_graph_has_a_reason_of_its_own() {
+    for (from, to, expected) in [
+        ("to = \"decode\"", "to = \"encode\"", "topology.cycle"),
+        (
+            "[server]",
+            "[[stage]]\nname = \"upscale\"\n[server]",
+            "topology.disconnected",
+        ),
+        (
+            "[server]",
+            "[[stage]]\nname = \"encode\"\n[server]",
+            "topology.duplicate",
+        ),
+        (
+            "from = \"denoise\"\nto = \"decode\"\n",
+            "from = \"encode\"\nto = \"denoise\"\n",
+            "topology.duplicate",
+        ),
+        (
+            "[server]",
+            "[[class]]\nname = \"gold\"\nweight = 0\n[server]",
+            "topology.invalid",
+        ),
+    ] {
+        assert_eq!(reason(from, to), (ErrorClass::Invalid, expected), "{to}");
+    }
+    let nothing = Config::parse("[pipeline]\nname = 'p'\nmodule = 'p.py'\n", "stagewire.toml").unwrap_err();
+    assert_eq!(nothing.reason(), "topology.invalid");
+}
+
+#[test]
+fn a_stage_is_skipped_for_a_parameter_that_can_be_given() {
+    let skips = |param: &str| GOOD.replacen("name = \"encode\"", &format!("name = \"encode\"\nskip-if = {param}"), 1);
+    Config::parse(&skips("\"prompt\""), "stagewire.toml").unwrap();
+    let error = |param: &str| Config::parse(&skips(param), "stagewire.toml").unwrap_err().to_string();
+    insta::assert_snapshot!(error("\"promt\""), @r#"stagewire.toml:15: "skip-if" names no parameter of the pipeline: "promt"; did you mean "prompt"?"#);
+    insta::assert_snapshot!(error("\"embeddings\""), @r#"stagewire.toml:15: "skip-if" names no parameter of the pipeline: "embeddings"; add [pipeline.params.…] for it"#);
+    insta::assert_snapshot!(error("\"steps\""), @r#"stagewire.toml:15: "skip-if" names parameter "steps", which is an integer; name a boolean, which skips the stage where it is true, or an input or a string, which does where it is not empty"#);
+}
+
 #[test]
 fn a_module_that_is_not_there_is_found_when_the_file_is_loaded() {
     let dir = tempfile::tempdir().unwrap();
@@ -183,8 +231,5 @@ fn a_module_that_is_not_there_is_found_when_the_file_is_loaded() {
     std::fs::write(dir.path().join("pipeline.py"), "").unwrap();
     Config::load(&path).unwrap();
     let missing = Config::load(&dir.path().join("none.toml")).unwrap_err();
-    assert_eq!(
-        stagewire_core::Classify::class(&missing),
-        stagewire_core::ErrorClass::NotFound
-    );
+    assert_eq!(missing.class(), ErrorClass::NotFound);
 }

@@ -311,3 +311,41 @@ async fn a_key_stands_for_class_and_deadline_too() {
     );
     api.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_skips_what_its_parameters_say_also_after_a_restart() {
+    let mut site = Site::new();
+    let param = |name: &str, rest: &str| format!("[pipeline.params.{name}]\n{rest}\n");
+    let given =
+        param("embeds", "type = \"string\"\ndefault = \"\"") + &param("nothing", "type = \"boolean\"\ndefault = false");
+    site.config = site
+        .config
+        .replacen("[[stage]]", &format!("{given}[[stage]]"), 1)
+        .replace("name = \"encode\"\n", "name = \"encode\"\nskip-if = \"embeds\"\n")
+        .replace("name = \"decode\"\n", "name = \"decode\"\nskip-if = \"nothing\"\n");
+    let api = site.start().await;
+    let body = json!({"params": {"prompt": "x", "embeds": "as if"}});
+    let (status, job) = api.post("/v1/jobs", &body).await;
+    assert_eq!(status, StatusCode::CREATED, "{job}");
+    let states = |job: &serde_json::Value| -> Vec<String> {
+        let stages = job["stages"].as_array().unwrap().iter();
+        stages
+            .map(|stage| stage["state"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(states(&job), ["skipped", "queued", "blocked"]);
+    let (_, plain) = api.post("/v1/jobs", &json!({"params": {"prompt": "x"}})).await;
+    assert_eq!(states(&plain), ["queued", "blocked", "blocked"]);
+
+    let (status, refused) = api
+        .post("/v1/jobs", &json!({"params": {"prompt": "x", "nothing": true}}))
+        .await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{refused}");
+    assert_eq!(refused["error"]["reason"], "job.nothing_to_do", "{refused}");
+    api.stop().await;
+
+    let api = site.start().await;
+    let (_, job) = api.get(&format!("/v1/jobs/{}", job["id"].as_str().unwrap())).await;
+    assert_eq!(states(&job), ["skipped", "queued", "blocked"]);
+    api.stop().await;
+}

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp, Token};
+use stagewire_core::{Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
 use stagewire_sched::{DrainScope, Effect, Event, Holder, Input, Limits, Topology, Urgency};
 
 use super::agent::{Agent, Link};
@@ -81,9 +81,10 @@ impl Model {
                     class: Some(class.to_string()),
                     queue_deadline: deadline.map(Duration::from_secs),
                     shape: u64::from(pick / 64),
+                    skip: self.skip(pick),
                 };
-                let job = self.world.submit_as(urgency).expect("the class exists");
-                self.jobs.push(job);
+                // It may skip all that there is to do.
+                self.jobs.extend(self.world.submit_as(urgency));
             }
             Op::Cancel(pick) => {
                 if let Some(job) = self.jobs.get(usize::from(pick) % self.jobs.len().max(1)).copied() {
@@ -159,6 +160,14 @@ impl Model {
             }
         }
         self.carry();
+    }
+
+    /// The stages that a job skips: often none.
+    fn skip(&self, pick: u8) -> Vec<StageName> {
+        let stages = self.world.sched.topology().stages();
+        let skips = |stage: usize| pick % 5 == 4 && usize::from(pick / 5) % stages.len() == stage;
+        let stages = stages.iter().enumerate().filter(|(stage, _)| skips(*stage));
+        stages.map(|(_, spec)| spec.name.clone()).collect()
     }
 
     /// An input that may well be refused.

@@ -150,6 +150,7 @@ impl Load {
                 class: Some(class.to_owned()),
                 queue_deadline: (class == "interactive").then_some(Duration::from_secs(3600)),
                 shape: self.ids % 16,
+                ..Urgency::default()
             };
             self.input(Input::Submit {
                 // Ids of jobs sort by time.
