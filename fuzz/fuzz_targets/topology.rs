@@ -36,6 +36,7 @@ fn serve(topology: Topology) {
             incarnation: Incarnation(Uuid::from_u128(2 + number as u128)),
             stage: stage.name.clone(),
             slots: 1,
+            max_batch: 1,
             name: stage.name.to_string(),
         };
         world.does(Input::WorkerAttached { worker, running: vec![], holding: vec![] });

@@ -32,7 +32,7 @@ pub(crate) struct Worker {
 #[pymethods]
 impl Worker {
     #[staticmethod]
-    #[pyo3(signature = (*, run_dir, pipeline, stage, name, slots, arena_bytes, attach_within))]
+    #[pyo3(signature = (*, run_dir, pipeline, stage, name, slots, max_batch, arena_bytes, attach_within))]
     #[expect(clippy::too_many_arguments, reason = "named by the caller, one for each option")]
     fn attach(
         py: Python<'_>,
@@ -41,6 +41,7 @@ impl Worker {
         stage: &str,
         name: String,
         slots: u32,
+        max_batch: u32,
         arena_bytes: u64,
         attach_within: f64,
     ) -> PyResult<Self> {
@@ -49,6 +50,7 @@ impl Worker {
             pipeline,
             name,
             slots,
+            max_batch,
             arena_limit: ByteCount(arena_bytes),
             attach_within: seconds(py, Some(attach_within))?.unwrap_or_default(),
             ..WorkerOptions::new(run_dir, stage)
@@ -57,10 +59,10 @@ impl Worker {
         Ok(Self { inner })
     }
 
-    /// Waits for the next granted attempt; `None` once the worker was drained.
-    fn next_task(&self, py: Python<'_>) -> PyResult<Option<Task>> {
-        if let Some(task) = wait(py, self.inner.next_task())? {
-            return Ok(Some(Task { inner: task }));
+    /// Waits for the next granted attempts, which are to run together; `None` once the worker was drained.
+    fn next_batch(&self, py: Python<'_>) -> PyResult<Option<Vec<Task>>> {
+        if let Some(batch) = wait(py, self.inner.next_batch())? {
+            return Ok(Some(batch.into_iter().map(|inner| Task { inner }).collect()));
         }
         match self.inner.over() {
             Some(failure) if !IN_ORDER.contains(&failure.reason.as_str()) => Err(raise(py, &failure)),

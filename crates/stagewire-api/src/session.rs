@@ -32,6 +32,8 @@ pub struct SessionOptions {
     pub name: String,
     /// Attempts that the worker runs at once.
     pub slots: u32,
+    /// Attempts of one shape that it runs together, where it has one slot.
+    pub max_batch: u32,
     /// How long to look for a server at first. Once attached, the server says how long to look for it again.
     pub attach_within: Duration,
 }

@@ -131,6 +131,9 @@ pub struct Hello {
     pub running: ::prost::alloc::vec::Vec<Token>,
     #[prost(bytes = "vec", repeated, tag = "11")]
     pub holding: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    /// Attempts of one shape that it runs together; 0 is 1.
+    #[prost(uint32, tag = "12")]
+    pub max_batch: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Decline {

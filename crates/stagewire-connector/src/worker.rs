@@ -41,6 +41,8 @@ pub struct WorkerOptions {
     pub name: String,
     /// Attempts at once.
     pub slots: u32,
+    /// Attempts of one shape that it runs together, where it has one slot: see [`Worker::next_batch`].
+    pub max_batch: u32,
     /// Most bytes of shared memory.
     pub arena_limit: ByteCount,
     /// What carries the bytes, as in [`ConnectorOptions::transports`].
@@ -58,6 +60,7 @@ impl WorkerOptions {
             name: stage.to_string(),
             stage,
             slots: 1,
+            max_batch: 1,
             arena_limit: ByteCount(1 << 30),
             transports: Carrier::DEFAULT.to_vec(),
             attach_within: Duration::from_secs(60),
@@ -69,8 +72,16 @@ impl WorkerOptions {
 #[derive(Debug)]
 pub struct Worker {
     inner: Arc<Inner>,
-    tasks: tokio::sync::Mutex<mpsc::UnboundedReceiver<Task>>,
+    tasks: tokio::sync::Mutex<Granted>,
     driver: AbortHandle,
+}
+
+/// Granted attempts that nobody has taken yet.
+#[derive(Debug)]
+struct Granted {
+    queue: mpsc::UnboundedReceiver<Vec<Task>>,
+    /// The rest of a batch that was taken one by one, last first.
+    next: Vec<Task>,
 }
 
 /// What the worker, its driver and its tasks have in common.
@@ -80,7 +91,10 @@ pub(crate) struct Inner {
     /// Dropped when the worker closes: the server sees it leave.
     session: Mutex<Option<WorkerSession>>,
     stage: StageName,
-    slots: u32,
+    /// Attempts that it may have at once.
+    places: u32,
+    /// What is offered at once runs at once.
+    batches: bool,
     attempts: Mutex<BTreeMap<Token, Slot>>,
     /// Why no more tasks come; set once.
     over: Mutex<Option<Failure>>,
@@ -129,6 +143,7 @@ impl Worker {
             stage: options.stage.clone(),
             name: options.name,
             slots: options.slots,
+            max_batch: options.max_batch,
             attach_within: options.attach_within,
         });
         let (session, events) = match session.await {
@@ -142,7 +157,8 @@ impl Worker {
             connector,
             session: Mutex::new(Some(session)),
             stage: options.stage,
-            slots: options.slots,
+            places: options.slots.saturating_mul(options.max_batch),
+            batches: options.max_batch > 1,
             attempts: Mutex::default(),
             over: Mutex::default(),
             draining: AtomicBool::new(false),
@@ -153,7 +169,10 @@ impl Worker {
         let driver = Driver::new(Arc::clone(&inner), queue);
         Ok(Arc::new(Self {
             inner,
-            tasks: tokio::sync::Mutex::new(tasks),
+            tasks: tokio::sync::Mutex::new(Granted {
+                queue: tasks,
+                next: Vec::new(),
+            }),
             driver: tokio::spawn(driver.run(events)).abort_handle(),
         }))
     }
@@ -163,7 +182,26 @@ impl Worker {
     /// # Cancel safety
     /// Safe.
     pub async fn next_task(&self) -> Option<Task> {
-        self.tasks.lock().await.recv().await
+        let mut tasks = self.tasks.lock().await;
+        if tasks.next.is_empty() {
+            tasks.next = tasks.queue.recv().await?;
+            tasks.next.reverse();
+        }
+        tasks.next.pop()
+    }
+
+    /// The next granted attempts that are to run together, which each end on their own: one or more, at most
+    /// [`WorkerOptions::max_batch`], in the order in which they were offered. Some of them may have been told to stop by
+    /// then. `None` once no more will come: see [`Worker::over`].
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn next_batch(&self) -> Option<Vec<Task>> {
+        let mut tasks = self.tasks.lock().await;
+        if tasks.next.is_empty() {
+            return tasks.queue.recv().await;
+        }
+        Some(std::mem::take(&mut tasks.next).into_iter().rev().collect())
     }
 
     /// Takes no more offers. What runs is finished; then no more tasks come.

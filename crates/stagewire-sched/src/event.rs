@@ -29,11 +29,12 @@ pub enum Event {
     JobEnded { job: JobId, outcome: Outcome },
     /// Nobody will ask for the ended job any more.
     JobForgotten { job: JobId },
-    /// The attempt may run.
+    /// The attempt may run, in a batch of so many.
     AttemptGranted {
         token: Token,
         stage: StageName,
         worker: Incarnation,
+        batch: u32,
     },
     /// The attempt has published its output.
     Published { token: Token, payload: PayloadInfo },
@@ -89,12 +90,14 @@ pub enum Event {
     WorkerDraining { worker: Incarnation },
     /// No worker gets offers any more, and no job is accepted.
     Draining,
-    /// The attempt was offered. Its class pays the price, which is what the attempt is predicted to take.
+    /// The attempt was offered, in a batch of so many. Its class pays the price, which is what the attempt is predicted to
+    /// take.
     Offered {
         token: Token,
         stage: StageName,
         worker: Incarnation,
         price: Duration,
+        batch: u32,
     },
     /// The offer ended without a grant.
     OfferEnded { token: Token, end: OfferEnd },

@@ -147,7 +147,7 @@ impl JobMark {
 
 impl WorkerMark {
     pub(crate) fn of(worker: &Worker) -> Self {
-        let takes_offers = worker.takes_offers() && worker.free() > 0;
+        let takes_offers = worker.takes_offers() && worker.has_room();
         Self {
             worker: worker.incarnation,
             stage: worker.place,

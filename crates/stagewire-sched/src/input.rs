@@ -185,10 +185,24 @@ pub struct WorkerInfo {
     pub incarnation: Incarnation,
     /// The stage that it serves.
     pub stage: StageName,
-    /// Attempts that it runs at once.
+    /// Attempts that it runs at once, or batches of them.
     pub slots: u32,
+    /// Attempts of the same shape that it runs together: 1, or more at a work queue and with one slot.
+    pub max_batch: u32,
     /// Its name for people; need not be unique.
     pub name: String,
+}
+
+impl WorkerInfo {
+    /// Whether it offers other capacity than before, which the same life of a worker cannot.
+    pub(crate) const fn differs(&self, other: &Self) -> bool {
+        self.slots != other.slots || self.max_batch != other.max_batch
+    }
+
+    /// Attempts that it may have at the same time.
+    pub(crate) const fn places(&self) -> u32 {
+        self.slots.saturating_mul(self.max_batch)
+    }
 }
 
 /// A published payload.

@@ -162,6 +162,8 @@ pub struct Offering {
     pub again: bool,
     /// What its class has paid for it.
     pub price: Duration,
+    /// Attempts that were offered together, this one included.
+    pub batch: u32,
     pub(crate) inputs: Vec<PayloadId>,
 }
 
@@ -184,6 +186,8 @@ pub struct Running {
     pub progressed: Timestamp,
     /// What its class has paid for it; `None` where it was granted before the server restarted.
     pub price: Option<Duration>,
+    /// Attempts that were offered together, this one included.
+    pub batch: u32,
     pub(crate) inputs: Vec<PayloadId>,
 }
 

@@ -62,6 +62,7 @@
 //!     incarnation: "00000000-0000-4000-8000-000000000001".parse()?,
 //!     stage: paint,
 //!     slots: 1,
+//!     max_batch: 1,
 //!     name: "painter".to_owned(),
 //! };
 //! drive(&mut sched, now, Input::WorkerAttached { worker, running: vec![], holding: vec![] })?;

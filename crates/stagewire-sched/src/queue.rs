@@ -85,6 +85,11 @@ impl Queue {
         self.ready[class.get()].first()
     }
 
+    /// The jobs of a class, in order.
+    pub(crate) fn of(&self, class: ClassIndex) -> impl Iterator<Item = &Rank> {
+        self.ready[class.get()].iter()
+    }
+
     /// Number of jobs of the class that come before this rank.
     pub(crate) fn ahead(&self, class: ClassIndex, rank: &Rank) -> usize {
         self.ready[class.get()].below(rank)

@@ -77,7 +77,7 @@ impl<T: Ord + Copy> Ranked<T> {
     }
 
     /// In order.
-    fn iter(&self) -> Box<dyn Iterator<Item = &T> + '_> {
+    pub(crate) fn iter(&self) -> Box<dyn Iterator<Item = &T> + '_> {
         self.0.iter()
     }
 }

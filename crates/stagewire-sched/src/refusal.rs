@@ -62,6 +62,16 @@ pub enum Refusal {
         slots: u32,
         limit: u32,
     },
+    #[error(
+        "worker {worker} of stage {stage} is to run batches of {max_batch} in {slots} slots; batches have at least one \
+         item, and more only at a work queue and with one slot: start more workers instead"
+    )]
+    Batch {
+        worker: Incarnation,
+        stage: StageName,
+        max_batch: u32,
+        slots: u32,
+    },
     #[error("worker {worker} says that it runs {running} attempts, with {slots} slots")]
     TooManyRunning {
         worker: Incarnation,
@@ -115,6 +125,7 @@ impl Classify for Refusal {
             | Self::NothingToDo { .. }
             | Self::QueueDeadline { .. }
             | Self::Slots { .. }
+            | Self::Batch { .. }
             | Self::TooManyRunning { .. }
             | Self::NoConsumer { .. } => ErrorClass::Invalid,
         }
@@ -134,6 +145,7 @@ impl Classify for Refusal {
             Self::UnknownStage { .. } | Self::UnknownSkip { .. } => "stage.unknown",
             Self::NothingToDo { .. } => "job.nothing_to_do",
             Self::Slots { .. } | Self::TooManyRunning { .. } => "worker.slots",
+            Self::Batch { .. } => "worker.batch",
             Self::WorkerChanged { .. } => "worker.changed",
             Self::UnknownWorker { .. } => "worker.unknown",
             Self::Stale { .. } => "attempt.superseded",
@@ -173,6 +185,17 @@ impl Classify for Refusal {
                 ("worker", worker.to_string()),
                 ("slots", slots.to_string()),
                 ("limit", limit.to_string()),
+            ],
+            Self::Batch {
+                worker,
+                stage,
+                max_batch,
+                slots,
+            } => vec![
+                ("worker", worker.to_string()),
+                ("stage", stage.to_string()),
+                ("max_batch", max_batch.to_string()),
+                ("slots", slots.to_string()),
             ],
             Self::TooManyRunning { worker, running, slots } => vec![
                 ("worker", worker.to_string()),

@@ -1,6 +1,7 @@
 mod apply;
 mod attach;
 mod attempt;
+mod batch;
 mod cancel;
 mod check;
 mod drain;

@@ -106,10 +106,10 @@ impl Worker {
         &self.slots
     }
 
-    /// Slots that it has. For a worker that has not attached since the server restarted, those that are in use.
+    /// Slots that it has; one with batches has one for each place in a batch. For a worker that has not attached since the server restarted, those that are in use.
     pub fn advertised(&self) -> u32 {
         match &self.info {
-            Some(info) => info.slots,
+            Some(info) => info.places(),
             None => self.used(),
         }
     }
@@ -117,6 +117,20 @@ impl Worker {
     /// Slots that are not in use.
     pub fn free(&self) -> u32 {
         self.advertised().saturating_sub(self.used())
+    }
+
+    /// Attempts that it runs together.
+    pub(crate) fn max_batch(&self) -> u32 {
+        self.info.as_ref().map_or(1, |info| info.max_batch)
+    }
+
+    /// Whether another attempt could begin: with batches, once the last one has ended as a whole.
+    pub(crate) fn has_room(&self) -> bool {
+        if self.max_batch() > 1 {
+            self.slots.is_empty()
+        } else {
+            self.free() > 0
+        }
     }
 
     /// Whether it may get offers, were a slot free.
@@ -197,11 +211,15 @@ impl Worker {
         Pool {
             workers: 1,
             away: 0,
-            advertised: self.advertised(),
+            advertised: if self.has_room() {
+                self.advertised()
+            } else {
+                self.used()
+            },
             running,
             reserved,
             stopping,
-            paused: self.paused_until.map_or(0, |_| self.free()),
+            paused: self.paused_until.filter(|_| self.has_room()).map_or(0, |_| self.free()),
         }
     }
 

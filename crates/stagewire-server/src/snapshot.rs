@@ -168,6 +168,7 @@ mod tests {
             incarnation: Incarnation(uuid::Uuid::from_u128(1)),
             stage,
             slots: 1,
+            max_batch: 1,
             name: "encode-0".to_owned(),
         };
         let incarnation = worker.incarnation;

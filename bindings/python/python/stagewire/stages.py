@@ -22,12 +22,12 @@ import mimetypes
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from .errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from .context import Context
 
@@ -127,14 +127,16 @@ class Stage(Generic[M]):
         setup: Loads the model. Runs before the worker is ready.
         setup_per_slot: With ``slots`` above 1: whether each slot loads a model of its own. Without it all slots share
             one model, whose code must then bear being called by several threads at once.
+        batch: Whether the function takes a list of contexts and returns a list of outputs.
     """
 
     name: str
-    function: Callable[..., Output]
+    function: Callable[..., Any]
     setup: Callable[[], M] | None = None
     setup_per_slot: bool = False
+    batch: bool = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Output:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
         return self.function(*args, **kwargs)
 
@@ -143,21 +145,57 @@ class Stage(Generic[M]):
         return None if self.setup is None else self.setup()
 
     def run(self, ctx: Context, model: M | None) -> Output:
-        """Calls the function as a worker does."""
-        return self.function(ctx) if self.setup is None else self.function(ctx, model)
+        """Calls the function as a worker does, for one job."""
+        if not self.batch:
+            single: Output = self._call(ctx, model)
+            return single
+        (output,) = self.run_batch([ctx], model)
+        if isinstance(output, BaseException):
+            raise output
+        return output
+
+    def run_batch(self, batch: Sequence[Context], model: M | None) -> list[Output | BaseException]:
+        """Calls the function as a worker does, for several jobs: one output for each, or why there is none.
+
+        Raises:
+            Invalid: It returned something else.
+        """
+        if not self.batch:
+            return [self._call(ctx, model) for ctx in batch]
+        outputs = self._call(list(batch), model)
+        if isinstance(outputs, list | tuple) and len(outputs) == len(batch):
+            return list(outputs)
+        what = f"{len(outputs)} outputs" if isinstance(outputs, list | tuple) else f"a {type(outputs).__name__}"
+        raise Invalid(
+            f"stage {self.name!r} was given a batch of {len(batch)} and returned {what}: return a list with one output "
+            "for each context, in their order",
+            reason="stage.output",
+            details={"stage": self.name, "batch": str(len(batch))},
+        )
+
+    def _call(self, given: Any, model: M | None) -> Any:
+        return self.function(given) if self.setup is None else self.function(given, model)
 
 
 @overload
 def stage(
-    name: str, *, setup: Callable[[], M], setup_per_slot: bool = False
+    name: str, *, setup: Callable[[], M], setup_per_slot: bool = False, batch: Literal[False] = False
 ) -> Callable[[Callable[[Context, M], Output]], Stage[M]]: ...
 @overload
 def stage(
-    name: str, *, setup: None = None, setup_per_slot: bool = False
+    name: str, *, setup: None = None, setup_per_slot: bool = False, batch: Literal[False] = False
 ) -> Callable[[Callable[[Context], Output]], Stage[None]]: ...
+@overload
 def stage(
-    name: str, *, setup: Callable[[], Any] | None = None, setup_per_slot: bool = False
-) -> Callable[[Callable[..., Output]], Stage[Any]]:
+    name: str, *, setup: Callable[[], M], setup_per_slot: bool = False, batch: Literal[True]
+) -> Callable[[Callable[[list[Context], M], Sequence[Output | BaseException]]], Stage[M]]: ...
+@overload
+def stage(
+    name: str, *, setup: None = None, setup_per_slot: bool = False, batch: Literal[True]
+) -> Callable[[Callable[[list[Context]], Sequence[Output | BaseException]]], Stage[None]]: ...
+def stage(
+    name: str, *, setup: Callable[[], Any] | None = None, setup_per_slot: bool = False, batch: bool = False
+) -> Callable[[Callable[..., Any]], Stage[Any]]:
     """Makes a function a stage of a pipeline.
 
     The function gets a `Context` and, where there is a `setup`, what that returned. It returns a bundle of tensors
@@ -168,6 +206,9 @@ def stage(
         name: 1 to 64 of a-z, 0-9, ``-`` and ``_``, starting with a letter.
         setup: Called once without arguments before the worker is ready.
         setup_per_slot: Call `setup` once for each slot of the worker instead.
+        batch: The function gets a list of contexts, of jobs of one shape that wait at the same time, and returns one
+            output for each, in order; an exception in place of an output fails that job alone. A worker with
+            ``max-batch`` gives it more than one.
 
     Raises:
         Invalid: The name is not allowed, or the function does not take what it will be given.
@@ -178,8 +219,9 @@ def stage(
             reason="stage.name",
         )
 
-    def decorate(function: Callable[..., Output]) -> Stage[Any]:
-        given = ("ctx",) if setup is None else ("ctx", "model")
+    def decorate(function: Callable[..., Any]) -> Stage[Any]:
+        first = "batch" if batch else "ctx"
+        given = (first,) if setup is None else (first, "model")
         try:
             inspect.signature(function).bind(*given)
         except TypeError:
@@ -189,6 +231,6 @@ def stage(
                 f"but it is defined as {shown}{inspect.signature(function)}",
                 reason="stage.signature",
             ) from None
-        return Stage(name=name, function=function, setup=setup, setup_per_slot=setup_per_slot)
+        return Stage(name=name, function=function, setup=setup, setup_per_slot=setup_per_slot, batch=batch)
 
     return decorate

@@ -146,6 +146,7 @@ fn hello(options: &SessionOptions, shared: &Shared) -> v1::Hello {
         stage: options.stage.to_string(),
         name: options.name.clone(),
         slots: options.slots,
+        max_batch: options.max_batch,
         pid: options.process.pid,
         started: options.process.started,
         host: host_id(),

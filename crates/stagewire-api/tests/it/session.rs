@@ -33,6 +33,7 @@ impl World {
             stage: StageName::new("decode").expect("a name"),
             name: "decode-0".to_owned(),
             slots: 2,
+            max_batch: 1,
             attach_within: Duration::from_millis(200),
         }
     }

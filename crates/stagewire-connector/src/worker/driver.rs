@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use stagewire_api::{SessionEvent, WireError, v1};
 use stagewire_core::{Classify, ErrorClass, Failure, Handle, Peer, Token};
@@ -11,12 +11,15 @@ use super::{Inner, Offered, Slot, lock};
 /// Turns what the server says into tasks, stops and releases.
 pub(super) struct Driver {
     inner: Arc<Inner>,
-    queue: mpsc::UnboundedSender<Task>,
+    queue: mpsc::UnboundedSender<Vec<Task>>,
+    /// Granted, while others of the batch are not.
+    granted: Mutex<Vec<Task>>,
 }
 
 impl Driver {
-    pub(super) fn new(inner: Arc<Inner>, queue: mpsc::UnboundedSender<Task>) -> Self {
-        Self { inner, queue }
+    pub(super) fn new(inner: Arc<Inner>, queue: mpsc::UnboundedSender<Vec<Task>>) -> Self {
+        let granted = Mutex::default();
+        Self { inner, queue, granted }
     }
 
     /// Runs until the session is over or a drain is done. The queue ends with it.
@@ -67,6 +70,7 @@ impl Driver {
                 tracing::warn!(stage = %inner.stage, "lost the server; what runs goes on");
                 // Offers end with the stream that brought them.
                 lock(&inner.attempts).retain(|_, slot| matches!(slot, Slot::Running(_)));
+                self.hand_over();
             }
             SessionEvent::Offer(offer) => self.offer(offer),
             SessionEvent::Grant(token) => self.grant(token),
@@ -105,9 +109,9 @@ impl Driver {
         }
         let mut attempts = lock(&inner.attempts);
         let busy = attempts.len();
-        if busy >= inner.slots as usize {
+        if busy >= inner.places as usize {
             drop(attempts);
-            let message = format!("all {} slots of this worker are in use", inner.slots);
+            let message = format!("all {} slots of this worker are in use", inner.places);
             let failure = Failure::new(ErrorClass::Exhausted, "credit.slots", message).with("busy", busy);
             inner.tell(|session| session.decline(token, failure));
             return;
@@ -136,8 +140,8 @@ impl Driver {
                 let task = Task::new(Arc::clone(inner), token, *offered);
                 attempts.insert(token, Slot::Running(Arc::clone(task.state())));
                 drop(attempts);
-                // Nobody takes tasks any more where this fails; the task says so to the server as it is dropped.
-                let _ = self.queue.send(task);
+                lock(&self.granted).push(task);
+                self.hand_over();
             }
             // Granted twice.
             Some(running @ Slot::Running(_)) => {
@@ -163,7 +167,24 @@ impl Driver {
                 attempts.remove(&token);
                 drop(attempts);
                 inner.tell(|session| session.stopped(token));
+                self.hand_over();
             }
+        }
+    }
+
+    /// Hands over what was granted, once nothing is offered any more that would run along with it.
+    fn hand_over(&self) {
+        let open = self.inner.batches
+            && lock(&self.inner.attempts)
+                .values()
+                .any(|slot| matches!(slot, Slot::Offered(_)));
+        if open {
+            return;
+        }
+        let batch = std::mem::take(&mut *lock(&self.granted));
+        if !batch.is_empty() {
+            // Nobody takes tasks any more where this fails; they say so to the server as they are dropped.
+            let _ = self.queue.send(batch);
         }
     }
 
@@ -174,8 +195,18 @@ impl Driver {
         }
     }
 
-    /// An attempt that still runs stops at its next step, and says so itself.
+    /// An attempt that still runs stops at its next step, and says so itself. An offer that was accepted too late is
+    /// nothing any more.
     fn refused(&self, token: Token, failure: Failure) {
+        let mut attempts = lock(&self.inner.attempts);
+        if let Some(Slot::Offered(_)) = attempts.get(&token) {
+            attempts.remove(&token);
+            drop(attempts);
+            self.inner.note_freed();
+            self.hand_over();
+            return;
+        }
+        drop(attempts);
         if let Some(state) = self.running(token)
             && state.stop_unless_ended(&failure)
         {

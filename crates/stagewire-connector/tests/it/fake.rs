@@ -210,6 +210,15 @@ impl Attached {
         self.send(FromServer::Cancel(cancel)).await;
     }
 
+    pub(crate) async fn refuse(&self, token: Token) {
+        let failure = Failure::new(ErrorClass::Fenced, "attempt.superseded", "it came too late");
+        let refused = v1::Refused {
+            token: Some(token.into()),
+            failure: Some(failure.into()),
+        };
+        self.send(FromServer::Refused(refused)).await;
+    }
+
     pub(crate) async fn release(&self, payload: PayloadId) {
         self.send(FromServer::Release(payload.0.as_bytes().to_vec())).await;
     }

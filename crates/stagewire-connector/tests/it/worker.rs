@@ -1,5 +1,7 @@
 //! The worker runtime against an orchestrator that does what the test says.
 
+mod batch;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,10 +33,14 @@ struct Deployment {
 
 impl Deployment {
     async fn new(slots: u32) -> Self {
+        Self::with(|options| options.slots = slots).await
+    }
+
+    async fn with(change: impl FnOnce(&mut WorkerOptions)) -> Self {
         let world = World::new().await;
         let mut fake = Fake::start(&run_dir(&world), Some(world.connector.peer().clone())).await;
         let mut options = WorkerOptions::new(world.run_dir(), stage("denoise"));
-        options.slots = slots;
+        change(&mut options);
         options.arena_limit = ByteCount(16 << 20);
         let worker = Worker::attach(options).await.expect("a server is there");
         let stream = fake.attached().await;

@@ -64,7 +64,7 @@ impl Job {
         match event {
             Event::Offered { .. } => self.offer(topology, limits, at, event),
             Event::OfferEnded { token, .. } => self.end_offer(*token),
-            Event::AttemptGranted { token, stage, worker } => self.grant(topology, limits, at, *token, stage, *worker),
+            Event::AttemptGranted { .. } => self.grant(topology, limits, at, event),
             Event::Renewed {
                 token,
                 sequence,
@@ -157,11 +157,12 @@ impl Job {
             stage,
             worker,
             price,
+            batch,
         } = event
         else {
             return None;
         };
-        let (token, worker, price) = (*token, *worker, *price);
+        let (token, worker, price, batch) = (*token, *worker, *price, *batch);
         let stage = topology.find(stage)?;
         let Phase::Queued { since, again } = self.stages[stage.get()].phase else {
             return None;
@@ -177,6 +178,7 @@ impl Job {
             queued: since,
             again,
             price,
+            batch,
             inputs,
         });
         self.count_attempt(token);
@@ -193,15 +195,17 @@ impl Job {
         Some(())
     }
 
-    fn grant(
-        &mut self,
-        topology: &Topology,
-        limits: &Limits,
-        at: Timestamp,
-        token: Token,
-        stage: &StageName,
-        worker: Incarnation,
-    ) -> Option<()> {
+    fn grant(&mut self, topology: &Topology, limits: &Limits, at: Timestamp, event: &Event) -> Option<()> {
+        let Event::AttemptGranted {
+            token,
+            stage,
+            worker,
+            batch,
+        } = event
+        else {
+            return None;
+        };
+        let (token, worker, batch) = (*token, *worker, *batch);
         let stage = topology.find(stage)?;
         let (inputs, price) = match &self.stages[stage.get()].phase {
             Phase::Offered(offer) if offer.token == token && offer.worker == worker => {
@@ -222,6 +226,7 @@ impl Job {
             sequence: 0,
             progressed: at,
             price,
+            batch,
             inputs,
         });
         self.count_attempt(token);

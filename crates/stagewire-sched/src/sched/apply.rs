@@ -69,9 +69,12 @@ impl Sched {
                 stage,
                 worker,
                 price,
+                ..
             } => self.begin_offer(at, event, *token, stage, *worker, *price),
             Event::OfferEnded { token, end } => self.end_offer(at, *token, end, event),
-            Event::AttemptGranted { token, stage, worker } => {
+            Event::AttemptGranted {
+                token, stage, worker, ..
+            } => {
                 let fits = self.change_job(at, token.job, event);
                 if fits {
                     self.ensure_worker(*worker, stage);
@@ -268,7 +271,10 @@ impl Sched {
         let (job, stage) = self.find(token)?;
         let (worker, price, took) = match &job.run(stage).phase {
             Phase::Offered(offer) => (offer.worker, Some(offer.price), None),
-            Phase::Running(attempt) => (attempt.worker, attempt.price, Some(at.since(attempt.since))),
+            Phase::Running(attempt) => {
+                let took = at.since(attempt.since) / attempt.batch.max(1);
+                (attempt.worker, attempt.price, Some(took))
+            }
             Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
         };
         Some(Account {
@@ -363,9 +369,9 @@ impl Sched {
     ) -> bool {
         let incarnation = info.incarnation;
         let fits = |known: &Worker| {
-            let same = known.info.as_ref().is_none_or(|old| old.slots == info.slots);
+            let same = known.info.as_ref().is_none_or(|old| !old.differs(info));
             let more = stale.iter().filter(|token| !known.slots.contains_key(token)).count();
-            known.stage == info.stage && same && known.slots.len() + more <= info.slots as usize
+            known.stage == info.stage && same && known.slots.len() + more <= info.places() as usize
         };
         if self.topology.find(&info.stage).is_none() || !self.workers.get(&incarnation).is_none_or(fits) {
             return false;

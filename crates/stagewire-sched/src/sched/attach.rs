@@ -6,6 +6,7 @@ use super::Sched;
 use super::attempt::superseded;
 use super::plan::Plan;
 use crate::job::Phase;
+use crate::topology::StageKind;
 use crate::worker::Slot;
 use crate::{Decision, Effect, Event, Holder, Loss, Refusal, WorkerInfo};
 
@@ -61,21 +62,35 @@ impl Sched {
 
     fn admit(&self, info: &WorkerInfo, running: usize) -> Result<(), Refusal> {
         let (worker, slots, limit) = (info.incarnation, info.slots, self.limits.max_slots);
-        if self.topology.find(&info.stage).is_none() {
+        let Some(stage) = self.topology.find(&info.stage) else {
             return Err(Refusal::UnknownStage {
                 worker,
                 stage: info.stage.clone(),
                 known: self.topology.stages().iter().map(|stage| stage.name.clone()).collect(),
             });
-        }
+        };
         if !(1..=limit).contains(&slots) {
+            return Err(Refusal::Slots { worker, slots, limit });
+        }
+        let max_batch = info.max_batch;
+        let batches = max_batch > 1 && (slots > 1 || self.topology.spec(stage).kind != StageKind::WorkQueue);
+        if max_batch == 0 || batches {
+            return Err(Refusal::Batch {
+                worker,
+                stage: info.stage.clone(),
+                max_batch,
+                slots,
+            });
+        }
+        let slots = info.places();
+        if slots > limit {
             return Err(Refusal::Slots { worker, slots, limit });
         }
         if running > slots as usize {
             return Err(Refusal::TooManyRunning { worker, running, slots });
         }
         match self.workers.get(&worker) {
-            Some(known) if known.stage != info.stage || known.info.as_ref().is_some_and(|old| old.slots != slots) => {
+            Some(known) if known.stage != info.stage || known.info.as_ref().is_some_and(|old| old.differs(info)) => {
                 Err(Refusal::WorkerChanged {
                     worker,
                     stage: known.stage.clone(),

@@ -9,7 +9,7 @@ use crate::topology::{ClassIndex, StageIndex};
 use crate::{Decision, Effect, Event, Offer, OfferEnd, OfferInput, Refusal};
 
 impl Sched {
-    /// One offer, if some stage has work, a worker and a credit. Stages near the end come first: they set payloads free.
+    /// One offer, or a batch of them, if some stage has work, a worker and a credit. Stages near the end come first: they set payloads free.
     pub(super) fn dispatch(&self, now: Timestamp) -> Option<Decision> {
         if self.draining {
             return None;
@@ -19,21 +19,26 @@ impl Sched {
             let (_, worker) = *self.index.queues[stage.get()].free.first()?;
             Some((stage, self.next_job(stage)?, worker))
         })?;
-        let job = self.jobs.get(&rank.job)?;
-        let token = Token {
-            epoch: self.epoch,
-            job: job.id,
-            attempt: job.next_attempt(),
-        };
+        let companions = self.companions(stage, &rank, worker);
+        let batch = u32::try_from(1 + companions.len()).ok()?;
         let mut plan = Plan::new(self, now);
-        plan.effect(Effect::Offer(self.offer(job, stage, worker, token)));
-        let event = Event::Offered {
-            token,
-            stage: self.topology.name(stage).clone(),
-            worker,
-            price: self.estimates[stage.get()].predict(rank.shape),
-        };
-        plan.begin(token, stage, worker, event);
+        for rank in std::iter::once(rank).chain(companions) {
+            let job = self.jobs.get(&rank.job)?;
+            let token = Token {
+                epoch: self.epoch,
+                job: job.id,
+                attempt: job.next_attempt(),
+            };
+            plan.effect(Effect::Offer(self.offer(job, stage, worker, token)));
+            let event = Event::Offered {
+                token,
+                stage: self.topology.name(stage).clone(),
+                worker,
+                price: self.estimates[stage.get()].predict(rank.shape),
+                batch,
+            };
+            plan.begin(token, stage, worker, event);
+        }
         Some(plan.decision)
     }
 
@@ -60,8 +65,16 @@ impl Sched {
 
     /// Whether the stage may make another payload.
     pub(super) fn has_credit(&self, stage: StageIndex) -> bool {
-        let last = self.topology.consumers(stage).is_empty();
-        last || self.index.queues[stage.get()].held < self.topology.spec(stage).max_held
+        self.credits(stage) > 0
+    }
+
+    /// Payloads that the stage may make besides those that are held.
+    pub(super) fn credits(&self, stage: StageIndex) -> usize {
+        if self.topology.consumers(stage).is_empty() {
+            return usize::MAX;
+        }
+        let held = self.index.queues[stage.get()].held;
+        self.topology.spec(stage).max_held.saturating_sub(held) as usize
     }
 
     /// The oldest job, where it waits for nothing but a credit of this stage.
@@ -109,11 +122,12 @@ impl Sched {
         self.attached(worker)?;
         let mut plan = Plan::new(self, now);
         match self.phase_of(worker, token) {
-            Some((stage, Phase::Offered(_))) => {
+            Some((stage, Phase::Offered(offer))) => {
                 let event = Event::AttemptGranted {
                     token,
                     stage: self.topology.name(stage).clone(),
                     worker,
+                    batch: offer.batch,
                 };
                 plan.effect(Effect::Grant { worker, token });
                 plan.begin(token, stage, worker, event);

@@ -101,7 +101,7 @@ impl<'a> Plan<'a> {
             plan.decision
         };
         #[cfg(debug_assertions)]
-        let begun = self.decision.effects.len();
+        let (told, begun) = (self.decision.events.len(), self.decision.effects.len());
         self.push(event);
         self.effect(Effect::Job(JobNotice {
             job: token.job,
@@ -112,8 +112,8 @@ impl<'a> Plan<'a> {
         }));
         #[cfg(debug_assertions)]
         assert_eq!(
-            (&self.decision.events, &self.decision.effects[begun..]),
-            (&all.events, &all.effects[..]),
+            (&self.decision.events[told..], &self.decision.effects[begun..]),
+            (&all.events[..], &all.effects[..]),
             "something follows"
         );
     }

@@ -40,6 +40,7 @@ fn events(world: &mut World) -> Vec<Event> {
             token,
             stage: stage.clone(),
             worker,
+            batch: 1,
         },
         Event::Published {
             token,
@@ -99,6 +100,7 @@ fn events(world: &mut World) -> Vec<Event> {
             stage,
             worker,
             price: Duration::from_secs(1),
+            batch: 2,
         },
         Event::OfferEnded {
             token,

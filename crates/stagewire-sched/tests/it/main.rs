@@ -2,6 +2,7 @@
 
 mod world;
 
+mod batches;
 mod cancel;
 mod classes;
 mod credits;

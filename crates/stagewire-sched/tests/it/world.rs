@@ -526,6 +526,7 @@ pub(crate) fn worker_info(incarnation: Incarnation, stage: &str, slots: u32) -> 
         incarnation,
         stage: name(stage),
         slots,
+        max_batch: 1,
         name: format!("{stage}-1"),
     }
 }

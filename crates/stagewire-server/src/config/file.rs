@@ -70,6 +70,8 @@ pub(super) struct Stage {
     pub(super) workers: Spanned<u32>,
     #[serde(default = "one")]
     pub(super) slots: Spanned<u32>,
+    #[serde(default = "one")]
+    pub(super) max_batch: Spanned<u32>,
     #[serde(default = "sixteen")]
     pub(super) max_held: Spanned<u32>,
     #[serde(default = "five_minutes")]

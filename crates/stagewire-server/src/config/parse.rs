@@ -168,13 +168,14 @@ fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Spanned
         let stage = stage.into_inner();
         spans.push(stage.name.span());
         stages.push(Stage {
-            name: stage.name.into_inner(),
+            name: stage.name.get_ref().clone(),
             kind: match stage.kind {
                 file::Kind::WorkQueue => StageKind::WorkQueue,
                 file::Kind::Admission => StageKind::Admission,
             },
             workers: *stage.workers.get_ref(),
             slots: at_least_one(source, "slots", &stage.slots)?,
+            max_batch: max_batch(source, &stage)?,
             max_held: at_least_one(source, "max-held", &stage.max_held)?,
             no_progress: stage.no_progress.0,
             max_attempts: at_least_one(source, "max-attempts", &stage.max_attempts)?,
@@ -215,6 +216,16 @@ fn backoff(
             })
         }
     }
+}
+
+fn max_batch(source: &Source<'_>, stage: &file::Stage) -> Result<u32, ConfigError> {
+    let max_batch = at_least_one(source, "max-batch", &stage.max_batch)?;
+    if max_batch > 1 && (matches!(stage.kind, file::Kind::Admission) || *stage.slots.get_ref() > 1) {
+        let message =
+            "\"max-batch\" is for stages of kind work-queue with one slot; start more workers instead of slots";
+        return Err(source.error(&stage.max_batch.span(), message));
+    }
+    Ok(max_batch)
 }
 
 /// What makes jobs skip a stage: a parameter that can be given, or be true.

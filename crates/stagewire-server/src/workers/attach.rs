@@ -189,6 +189,7 @@ impl Inner {
             incarnation: hello.incarnation().map_err(invalid)?,
             stage,
             slots: hello.slots,
+            max_batch: hello.max_batch.max(1),
             name: hello.name.chars().filter(|c| !c.is_control()).take(NAME).collect(),
         })
     }

@@ -148,6 +148,8 @@ fn plans(config: &Config, python: &Python, run_dir: &Path) -> Vec<WorkerPlan> {
             stage.name.to_string(),
             "--slots".to_owned(),
             stage.slots.to_string(),
+            "--max-batch".to_owned(),
+            stage.max_batch.to_string(),
             "--name".to_owned(),
             name.clone(),
             "--run-dir".to_owned(),

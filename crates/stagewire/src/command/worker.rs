@@ -35,6 +35,13 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     slots: Option<u32>,
 
+    /// Jobs of one shape that it runs together [default: what the TOML file says, else 1]
+    ///
+    /// For work queues, with one slot, and stage functions that take a list of jobs. A batch is what waits when the worker
+    /// is free: it is never waited for.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_batch: Option<u32>,
+
     /// Name shown to people [default: STAGE-PID]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -59,6 +66,9 @@ pub(crate) fn run(args: &WorkerArgs, global: &Global) -> Result<Exit, Fault> {
     command.args(["--stage", args.stage.as_str()]);
     if let Some(slots) = args.slots {
         command.args(["--slots", &slots.to_string()]);
+    }
+    if let Some(max_batch) = args.max_batch {
+        command.args(["--max-batch", &max_batch.to_string()]);
     }
     if let Some(name) = &args.name {
         command.args(["--name", name]);

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import pipeline
 from .._native import Worker, log_to_stderr
-from ..errors import StagewireError, Unavailable
+from ..errors import Invalid, StagewireError, Unavailable
 from . import options, threads
 from .slots import Slot
 
@@ -76,6 +76,7 @@ def _run(given: Options) -> int:
     begin = time.monotonic()
     LOG.info("%s: loading stage %s of %s", given.name, given.stage, given.module)
     stage = pipeline.load(given.module).stage(given.stage)
+    _check(stage, given)
     threads.limit_this_thread(given.threads)
     models = _load(stage, given)
     LOG.info("%s: loaded in %.1f s", given.name, time.monotonic() - begin)
@@ -85,11 +86,33 @@ def _run(given: Options) -> int:
         stage=given.stage,
         name=given.name,
         slots=given.slots,
+        max_batch=given.max_batch,
         arena_bytes=given.arena_bytes,
         attach_within=given.attach_within,
     )
     LOG.info("%s: ready, %d slot%s", given.name, given.slots, "s" if given.slots > 1 else "")
     return _serve(worker, stage, models, given)
+
+
+def _check(stage: Stage[Any], given: Options) -> None:
+    """Refuses batches that the stage, or several slots, could not run.
+
+    Raises:
+        Invalid: The stage takes one job at a time, or there are several slots.
+    """
+    if given.max_batch == 1:
+        return
+    if not stage.batch:
+        raise Invalid(
+            f"stage {stage.name!r} of {given.module} takes one job at a time, not batches of {given.max_batch}: "
+            f'declare it as @stagewire.stage("{stage.name}", batch=True) with a function of a list of contexts',
+            reason="worker.options",
+        )
+    if given.slots > 1:
+        raise Invalid(
+            f"a worker runs batches of {given.max_batch} in one slot, not in {given.slots}: start more workers instead",
+            reason="worker.options",
+        )
 
 
 def _load(stage: Stage[Any], given: Options) -> list[Any]:

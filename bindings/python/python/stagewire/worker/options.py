@@ -29,6 +29,7 @@ class Options:
         pipeline: Name of the pipeline; empty where only the Python file is known.
         stage: The stage to run.
         slots: Attempts at once.
+        max_batch: Attempts of one shape that run together.
         name: Shown to people.
         run_dir: Where the server is found.
         threads: Compute threads, for OpenMP and torch; None leaves them alone.
@@ -40,6 +41,7 @@ class Options:
     pipeline: str
     stage: str
     slots: int
+    max_batch: int
     name: str
     run_dir: Path
     threads: int | None
@@ -62,6 +64,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--stage", required=True, metavar="NAME", help="the stage to run")
     parser.add_argument(
         "--slots", type=_positive, metavar="N", help="attempts at once [default: as in the TOML, else 1]"
+    )
+    parser.add_argument(
+        "--max-batch",
+        type=_positive,
+        metavar="N",
+        help="jobs of one shape that run together [default: as in the TOML, else 1]",
     )
     parser.add_argument("--name", metavar="NAME", help="shown to people [default: STAGE-PID]")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the server is found [STAGEWIRE_RUN_DIR]")
@@ -90,6 +98,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         pipeline=str(pipeline.get("name", "")),
         stage=given.stage,
         slots=given.slots or int(stage.get("slots", 1)),
+        max_batch=given.max_batch or int(stage.get("max-batch", 1)),
         name=given.name or f"{given.stage}-{os.getpid()}",
         run_dir=_rundir.find(given.run_dir),
         threads=threads,

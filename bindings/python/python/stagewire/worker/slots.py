@@ -1,4 +1,4 @@
-"""A slot of a worker: takes one attempt after the other and runs the stage function on it."""
+"""A slot of a worker: takes one attempt after the other, or batch after batch, and runs the stage function on it."""
 
 from __future__ import annotations
 
@@ -44,31 +44,57 @@ class Slot:
     def run(self) -> None:
         """Takes attempts until the worker is drained or the server stays away."""
         try:
-            while (task := self._worker.next_task()) is not None:
-                self._attempt(task)
+            while (batch := self._worker.next_batch()) is not None:
+                self._run(batch)
         except StagewireError as error:
             self.error = error
 
-    def _attempt(self, task: Task) -> None:
+    def _run(self, tasks: list[Task]) -> None:
+        """Runs a batch, often of one. Each attempt ends on its own."""
         threads.limit_this_thread(self._threads)
+        batch = []
+        for task in tasks:
+            if task.cancelled:
+                # While others of the batch were granted.
+                self._fail(task, Cancelled("the attempt was told to stop before it began", reason="attempt.cancelled"))
+            else:
+                batch.append(task)
+        if not batch:
+            return
         try:
-            output = self._stage.run(self._context(task), self._model)
+            contexts = [self._context(task, batch) for task in batch]
+            outputs = self._stage.run_batch(contexts, self._model)
+        except BaseException as error:
+            # A stage may raise anything; the worker lives on.
+            for task in batch:
+                self._fail(task, error)
+            return
+        for task, output in zip(batch, outputs, strict=True):
+            self._end(task, output)
+
+    def _end(self, task: Task, output: object) -> None:
+        try:
+            if isinstance(output, BaseException):
+                raise output
             payload = self._payload(task, output)
             imported = Imported(payload.tensors)
             task.complete(payload.kind, imported.entries, to_json(payload.metadata))
         except BaseException as error:
-            # A stage may raise anything; the worker lives on.
-            if task.cancelled or isinstance(error, Cancelled):
-                LOG.info("job %s, attempt %d: stopped: %s", task.job_id, task.attempt, error)
-            elif not isinstance(error, StagewireError):
-                LOG.error("job %s, attempt %d:\n%s", task.job_id, task.attempt, traceback.format_exc().rstrip())
-            told = failure.of(self._stage.name, error)
-            task.fail(told.error_class, told.reason, told.message, told.details)
+            self._fail(task, error)
 
-    def _context(self, task: Task) -> Context:
+    def _fail(self, task: Task, error: BaseException) -> None:
+        if task.cancelled or isinstance(error, Cancelled):
+            LOG.info("job %s, attempt %d: stopped: %s", task.job_id, task.attempt, error)
+        elif not isinstance(error, StagewireError):
+            text = "".join(traceback.format_exception(error)).rstrip()
+            LOG.error("job %s, attempt %d:\n%s", task.job_id, task.attempt, text)
+        told = failure.of(self._stage.name, error)
+        task.fail(told.error_class, told.reason, told.message, told.details)
+
+    def _context(self, task: Task, batch: list[Task]) -> Context:
         files = {param: None if path is None else Path(path) for param, path in task.files}
         return Context(
-            task=_Reporter(task),
+            task=_Reporter(task, batch),
             stage=self._stage.name,
             job_id=task.job_id,
             attempt=task.attempt,
@@ -90,15 +116,21 @@ class Slot:
 
 
 class _Reporter:
-    """Progress and cancellation of a context, by its attempt."""
+    """Progress and cancellation of a context, by its attempt and those that run along with it."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, batch: list[Task]) -> None:
         self._task = task
+        self._batch = batch
 
     def report(self, done: int, total: int, unit: str) -> None:
         if done < 0 or total < 0:
             raise Invalid(f"progress is {done} of {total}: both count from 0", reason="stage.progress")
-        self._task.progress(done, total, unit)
+        try:
+            self._task.progress(done, total, unit)
+        except Cancelled:
+            # What the others need goes on; what comes out for this one is dropped.
+            if all(task.cancelled for task in self._batch):
+                raise
 
     @property
     def cancelled(self) -> bool:

@@ -1,15 +1,17 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use stagewire_core::{ErrorClass, Incarnation, PayloadId, Token};
-use stagewire_sched::{Effect, Input, Offer};
+use stagewire_sched::{Effect, Input, Offer, WorkerInfo};
 
-use crate::world::{completed, failure, payload_info};
+use crate::world::{completed, failure, payload_info, worker_info};
 
 /// A worker process: what it really does, whatever the scheduler believes.
 pub(super) struct Agent {
     pub(super) incarnation: Incarnation,
     pub(super) stage: String,
     pub(super) slots: u32,
+    /// Its slots are the places of one batch.
+    pub(super) batches: bool,
     pub(super) link: Link,
     /// From the scheduler, in order.
     pub(super) inbox: VecDeque<Effect>,
@@ -43,12 +45,21 @@ impl Agent {
             incarnation,
             stage: stage.to_owned(),
             slots,
+            batches: false,
             link: Link::Down,
             inbox: VecDeque::new(),
             outbox: VecDeque::new(),
             offers: BTreeMap::new(),
             tasks: BTreeMap::new(),
             holding: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn info(&self) -> WorkerInfo {
+        let (slots, max_batch) = if self.batches { (1, self.slots) } else { (self.slots, 1) };
+        WorkerInfo {
+            max_batch,
+            ..worker_info(self.incarnation, &self.stage, slots)
         }
     }
 

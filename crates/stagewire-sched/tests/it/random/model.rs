@@ -5,7 +5,7 @@ use stagewire_core::{Incarnation, JobId, PayloadId, StageName, Timestamp, Token}
 use stagewire_sched::{DrainScope, Effect, Event, Holder, Input, Limits, Topology, Urgency};
 
 use super::agent::{Agent, Link};
-use crate::world::{World, worker_info};
+use crate::world::World;
 
 /// One thing that happens. Numbers choose among what is there.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +95,9 @@ impl Model {
                 if self.agents.len() < 12 {
                     let stage = self.stages[usize::from(pick) % self.stages.len()].clone();
                     let incarnation = Incarnation(self.world.id());
-                    self.agents.push(Agent::new(incarnation, &stage, slots));
+                    let mut agent = Agent::new(incarnation, &stage, slots);
+                    agent.batches = pick.is_multiple_of(2);
+                    self.agents.push(agent);
                     self.attach(self.agents.len() - 1);
                 }
             }
@@ -242,7 +244,7 @@ impl Model {
         agent.cut();
         agent.link = Link::Up;
         let input = Input::WorkerAttached {
-            worker: worker_info(agent.incarnation, &agent.stage, agent.slots),
+            worker: agent.info(),
             running: agent.tasks.keys().copied().collect(),
             holding: agent.holding.keys().copied().collect(),
         };

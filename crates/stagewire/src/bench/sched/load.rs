@@ -69,6 +69,7 @@ impl Load {
                     incarnation: Incarnation(load.id()),
                     stage: name(stage),
                     slots: 1,
+                    max_batch: 1,
                     name: format!("{stage}-{number}"),
                 };
                 load.input(Input::WorkerAttached {

@@ -1,0 +1,37 @@
+//! Batches: compatible items of a work queue that one worker runs together.
+//!
+//! A batch is what waits when its worker is free, so it is waited for by nobody: the job whose turn it is begins it, and
+//! jobs of the same shape come along. Each has a token, a grant and an end of its own. The next batch begins when every
+//! attempt of this one has ended. Who comes along out of turn pays for that as any other; the time of an attempt is that
+//! of its batch divided by the attempts in it.
+
+use stagewire_core::Incarnation;
+
+use super::Sched;
+use crate::queue::Rank;
+use crate::topology::StageIndex;
+use crate::worker::Worker;
+
+/// Jobs of each class that are looked at for each place of a batch: the search must not grow with the queue.
+const WINDOW: usize = 8;
+
+impl Sched {
+    /// The jobs that this worker runs along with the first one: of the same shape, those of its own class before others,
+    /// each class in its order.
+    pub(super) fn companions(&self, stage: StageIndex, first: &Rank, worker: Incarnation) -> Vec<Rank> {
+        let most = self.workers.get(&worker).map_or(1, Worker::max_batch) as usize;
+        let places = most.min(self.credits(stage)).saturating_sub(1);
+        let Some(own) = self.jobs.get(&first.job).map(|job| job.class).filter(|_| places > 0) else {
+            return Vec::new();
+        };
+        let queue = &self.index.queues[stage.get()];
+        let others = self.topology.class_indices().filter(|class| *class != own);
+        std::iter::once(own)
+            .chain(others)
+            .flat_map(|class| queue.of(class).take(most.saturating_mul(WINDOW)))
+            .filter(|rank| rank.shape == first.shape && rank.job != first.job)
+            .take(places)
+            .copied()
+            .collect()
+    }
+}
