@@ -28,7 +28,7 @@ const LAYERS: [Layer; 11] = [
     Layer { name: "stagewire-transfer", level: 2, may: &["stagewire-core"] },
     Layer { name: "stagewire-store", level: 2, may: &["stagewire-core", "stagewire-transfer"] },
     Layer { name: "stagewire-api", level: 2, may: &["stagewire-core"] },
-    Layer { name: "stagewire-connector", level: 3, may: &["stagewire-api", "stagewire-core", "stagewire-store", "stagewire-transfer"] },
+    Layer { name: "stagewire-connector", level: 3, may: &["stagewire-api", "stagewire-core", "stagewire-kv", "stagewire-store", "stagewire-transfer"] },
     Layer { name: "stagewire-server", level: 3, may: &["stagewire-api", "stagewire-connector", "stagewire-core", "stagewire-sched", "stagewire-store", "stagewire-transfer"] },
     Layer { name: "stagewire", level: 4, may: ANY },
     Layer { name: "stagewire-python", level: 4, may: ANY },

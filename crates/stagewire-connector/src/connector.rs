@@ -104,6 +104,7 @@ impl Connector {
             me,
             table: Arc::new(Table::default()),
             puts: OnceLock::new(),
+            kv: Arc::default(),
         });
         let accept = tokio::spawn(serve::serve(listener, Arc::clone(&holder))).abort_handle();
         let links = Links::new(me, Arc::clone(&network));
@@ -243,8 +244,7 @@ impl Connector {
     /// [`RegisterError`]: it is empty, unmapped, or memory that no transport of this connector takes where it is.
     pub fn register(&self, memory: Memory) -> Result<Registered, RegisterError> {
         let shared = &self.shared;
-        let carriers = &shared.carriers;
-        let transport = carriers.any(&memory).unwrap_or_else(|| carriers.first());
+        let transport = shared.carrier_of(&memory);
         let region = transport.register(memory.clone(), RegisterOptions::default())?;
         Ok(shared.registered.keep(memory, region))
     }

@@ -59,6 +59,7 @@ mod connector;
 mod consume;
 mod digest;
 mod error;
+pub mod kv;
 mod link;
 mod live;
 mod mode;

@@ -151,8 +151,8 @@ impl Routes {
                     }
                     Reply::Refused { refusal, .. } => heard.refused = Some(refusal),
                     Reply::Finished { .. } => heard.finished = true,
-                    Reply::Stored { .. } | Reply::Reserved { .. } => {
-                        tracing::warn!("a holder answered to a put that nobody made");
+                    Reply::Stored { .. } | Reply::Reserved { .. } | Reply::Kv { .. } => {
+                        tracing::warn!("a holder answered to what nobody asked");
                     }
                 }
             });

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::Owner;
+use crate::kv::{Desk, Visit};
 use crate::live::{Barred, Claim, Live, Table};
 use crate::outbox::Outbox;
 use watched::Watched;
@@ -66,6 +67,7 @@ pub(crate) struct Holder {
     pub(crate) me: Me,
     pub(crate) table: Arc<Table>,
     pub(crate) puts: OnceLock<Arc<dyn PutHandler>>,
+    pub(crate) kv: Arc<Desk>,
 }
 
 /// Accepts connections until dropped.
@@ -174,10 +176,11 @@ struct Session {
     holder: Arc<Holder>,
     replies: Replies,
     watches: BTreeMap<u32, (Watched, Option<AbortHandle>)>,
-    /// Puts and reservations that were asked for.
+    /// Puts, reservations, and questions about caches that are not answered yet.
     puts: BTreeMap<u32, AbortHandle>,
     /// Room that was reserved and not used yet.
     reserved: Arc<Mutex<BTreeMap<u32, Reservation>>>,
+    kv: Arc<Visit>,
     /// Everything that runs for this connection; ends with it.
     tasks: JoinSet<()>,
 }
@@ -191,9 +194,11 @@ impl Session {
             let error = outbox.run().await;
             tracing::debug!(%error, "a consumer went away");
         });
+        let kv = Arc::new(Visit::new(Arc::clone(&holder.kv)));
         Self {
             holder,
             replies,
+            kv,
             watches: BTreeMap::new(),
             puts: BTreeMap::new(),
             reserved: Arc::default(),
@@ -318,6 +323,16 @@ impl Session {
                     let task = self.tasks.spawn(putting);
                     self.puts.insert(id, task);
                 }
+            }
+            Request::Kv { id, body } => {
+                let (visit, replies) = (Arc::clone(&self.kv), self.replies.clone());
+                let task = self.tasks.spawn(async move {
+                    match visit.answer(&body).await {
+                        Ok(body) => replies.send(&Reply::Kv { id, body }).await,
+                        Err(error) => tracing::warn!(%error, "who receives caches asked what is no question"),
+                    }
+                });
+                self.puts.insert(id, task);
             }
             Request::Undo { payload, right } => self.holder.table.undo(payload, right),
         }

@@ -16,6 +16,8 @@
 //!        ◀───────────────────────── Reserved(id) | Refused(id); room for a put, until it, or Leave(id)
 //! Release(id, payload, capability) ▶
 //!        ◀───────────────────────── Finished(id) | Refused(id)
+//! Kv(id, question) ───────────────▶
+//!        ◀───────────────────────── Kv(id, answer)
 //! ```
 
 use bytes::Bytes;
@@ -31,7 +33,7 @@ use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use crate::Owner;
 
 /// Version of everything below; both sides refuse another one.
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 const MAGIC: [u8; 4] = *b"SWC\n";
 /// A handle holds a manifest, whose metadata may be large; the rest of a frame is small.
 const MAX_FRAME: usize = MAX_METADATA + (16 << 20);
@@ -107,6 +109,12 @@ pub(crate) enum Request {
         /// The id under which room was reserved for it.
         reserved: Option<u32>,
     },
+    /// A question to a sender of caches: see `kv::protocol`.
+    Kv {
+        id: u32,
+        #[serde(with = "raw")]
+        body: Vec<u8>,
+    },
     /// Takes back a put of a payload that came with its bytes: its producer ended it before it heard of it. Has no answer.
     Undo { payload: PayloadId, right: Capability },
 }
@@ -134,6 +142,11 @@ pub(crate) enum Reply {
     Reserved {
         id: u32,
     },
+    Kv {
+        id: u32,
+        #[serde(with = "raw")]
+        body: Vec<u8>,
+    },
     Refused {
         id: u32,
         refusal: Refusal,
@@ -147,6 +160,7 @@ impl Reply {
             | Self::Finished { id }
             | Self::Stored { id, .. }
             | Self::Reserved { id }
+            | Self::Kv { id, .. }
             | Self::Refused { id, .. } => *id,
         }
     }

@@ -47,6 +47,7 @@ mod layers;
 mod layout;
 mod pair;
 mod plan;
+mod rank;
 mod refusal;
 mod window;
 #[cfg(test)]
@@ -65,5 +66,6 @@ pub use heads::HeadSlice;
 pub use layout::{Kind, Layout, UnknownName};
 pub use pair::Pair;
 pub use plan::{Descriptor, Packing, Plan, PlanError, PlanRequest, PlannedRecord, Section, Side};
+pub use rank::RankBuffer;
 pub use refusal::Incompatible;
 pub use window::TokenRange;

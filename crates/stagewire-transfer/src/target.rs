@@ -93,6 +93,15 @@ impl Target {
         ))
     }
 
+    /// The same memory, to be pulled into again and again, such as the pages of a cache: bytes of a pull that has ended may
+    /// be pulled anew without [`Target::reset`]. Two pulls at a time still write no byte both. In return
+    /// [`Target::slice`] shows none of it: who owns the memory looks at it himself, once no pull is in flight.
+    #[must_use]
+    pub fn rewritable(self) -> Self {
+        self.inner.ledger().forget_written();
+        self
+    }
+
     fn from_parts(ptr: NonNull<u8>, len: u64, device: Device, keep: Keep) -> Self {
         let ledger = Mutex::default();
         Self {
@@ -158,6 +167,11 @@ impl Target {
     /// Whether no copy writes into it.
     pub fn is_idle(&self) -> bool {
         self.inner.ledger().is_idle()
+    }
+
+    /// Whether no copy writes into these bytes.
+    pub fn is_idle_in(&self, range: Range<u64>) -> bool {
+        self.inner.ledger().is_idle_in(&range)
     }
 
     /// Returns once it is idle.
@@ -291,5 +305,18 @@ mod tests {
         target.reset().expect("idle");
         assert!(target.slice(0..1).is_err());
         assert!(matches!(target.slice(0..101), Err(TargetError::OutOfBounds { .. })));
+    }
+
+    #[test]
+    fn a_rewritable_target_takes_bytes_again_and_shows_none() {
+        let target = Target::allocate(100).expect("memory").rewritable();
+        for _ in 0..2 {
+            let first = claim(&target, 10..20).expect("free");
+            assert!(matches!(claim(&target, 15..30), Err(TargetError::Busy { .. })));
+            assert!(!target.is_idle_in(19..40) && target.is_idle_in(20..40));
+            first.commit();
+            assert!(target.is_idle_in(0..100));
+            assert!(matches!(target.slice(10..20), Err(TargetError::Unwritten { .. })));
+        }
     }
 }

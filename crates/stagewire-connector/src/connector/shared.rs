@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use stagewire_core::{Peer, StageName};
-use stagewire_transfer::{Host, Network, SocketFile, Transport};
+use stagewire_transfer::{Host, Memory, Network, SocketFile, Transport};
 use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -59,6 +59,11 @@ impl fmt::Debug for Shared {
 impl Shared {
     pub(crate) const fn host(&self) -> &Arc<Host> {
         &self.host
+    }
+
+    /// What memory is registered with: the first transport that takes it as it is, else the one to be refused by.
+    pub(crate) fn carrier_of(&self, memory: &Memory) -> &dyn Transport {
+        self.carriers.any(memory).unwrap_or_else(|| self.carriers.first())
     }
 
     pub(crate) fn table(&self) -> &Arc<Table> {

@@ -16,7 +16,7 @@ use crate::Carrier;
 
 /// Why the memory could not be reached or read.
 #[derive(Debug)]
-pub(super) enum AccessError {
+pub(crate) enum AccessError {
     NoTransport(String),
     Connect(ConnectError),
     Transfer(TransferError),
@@ -322,7 +322,7 @@ pub(super) fn routes<'a>(
 }
 
 /// Pins a region over the first transport by which its holder can be reached.
-async fn pin<'a>(
+pub(crate) async fn pin<'a>(
     holder: &Peer,
     region: &RegionRef,
     transports: &'a [Arc<dyn Transport>],

@@ -6,6 +6,10 @@ mod chunks;
 mod death;
 mod fake;
 mod hosts;
+mod kv;
+#[path = "../../../stagewire-kv/tests/it/memory.rs"]
+#[expect(dead_code, reason = "parts of it are for planners alone")]
+mod kv_memory;
 mod leases;
 mod memory;
 mod modes;
@@ -20,6 +24,9 @@ mod store;
 mod transfer;
 mod transports;
 mod worker;
+#[path = "../../../stagewire-kv/tests/it/world.rs"]
+#[expect(dead_code, reason = "parts of it are for planners alone")]
+mod world;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,7 +64,12 @@ impl World {
 
     /// Another connector of this process in the same run directory.
     async fn another(&self, role: &str) -> Arc<Connector> {
-        let options = options(&self.dir, role);
+        self.another_with(role, |_| ()).await
+    }
+
+    async fn another_with(&self, role: &str, change: impl FnOnce(&mut ConnectorOptions)) -> Arc<Connector> {
+        let mut options = options(&self.dir, role);
+        change(&mut options);
         Connector::start(options).await.expect("a connector")
     }
 

@@ -15,8 +15,8 @@ pub(crate) type Key = (u32, usize, u32, u32);
 /// All buffers of all destination ranks, and how often each byte was written.
 pub(crate) struct Memory<'a> {
     world: &'a World,
-    src: BTreeMap<Key, Vec<u8>>,
-    dst: BTreeMap<Key, (Vec<u8>, Vec<u8>)>,
+    pub(crate) src: BTreeMap<Key, Vec<u8>>,
+    pub(crate) dst: BTreeMap<Key, (Vec<u8>, Vec<u8>)>,
 }
 
 /// Heads that a rank holds, by the rule of `QKVParallelLinear`.
@@ -120,34 +120,43 @@ impl<'a> Memory<'a> {
 
     /// Every byte of every destination: the right one where it is needed, written once, and untouched elsewhere.
     pub(crate) fn check(&self) -> Result<(), String> {
+        for (key, wanted) in self.expected() {
+            let (buffer, written) = &self.dst[&key];
+            let found = buffer.iter().copied().zip(written.iter().copied());
+            let different = found.zip(&wanted).position(|(found, &wanted)| found != wanted);
+            if let Some(at) = different {
+                let (found, wanted) = ((buffer[at], written[at]), wanted[at]);
+                return Err(format!(
+                    "{key:?} byte {at}: (byte, writes) is {found:?}, not {wanted:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What each byte of each destination must be, and how often it must have been written.
+    pub(crate) fn expected(&self) -> BTreeMap<Key, Vec<(u8, u8)>> {
         let world = self.world;
         let tokens = world.decode.page_size as usize;
-        let mut problem = None;
+        let mut all = BTreeMap::new();
         each_buffer(&world.decode, |key, component, heads, pages| {
             let room = &world.rooms[key.1];
             let bytes = head_bytes(component, key.3);
-            let (buffer, written) = &self.dst[&key];
+            let len = pages * tokens * heads.len() * bytes;
+            let mut wanted: Vec<(u8, u8)> = (0..len).map(|at| (noise(at), 0)).collect();
             each_head(pages, tokens, heads, |page, token, local, head| {
                 let at = place(component.layout, heads.len(), tokens, bytes, (page, token, local));
-                let needed = needed(world, component, room, page, token);
+                let Some(src) = needed(world, component, room, page, token) else {
+                    return;
+                };
                 for byte in 0..bytes {
-                    let wanted = match needed {
-                        Some(src) => (
-                            value(id(component, &world.decode, key), key.3, src, token, head, byte),
-                            1,
-                        ),
-                        None => (noise(at + byte), 0),
-                    };
-                    let found = (buffer[at + byte], written[at + byte]);
-                    if found != wanted && problem.is_none() {
-                        problem = Some(format!(
-                            "{key:?} page {page} token {token} head {head} byte {byte}: (byte, writes) is {found:?}, not {wanted:?}"
-                        ));
-                    }
+                    let layer = id(component, &world.decode, key);
+                    wanted[at + byte] = (value(layer, key.3, src, token, head, byte), 1);
                 }
             });
+            all.insert(key, wanted);
         });
-        problem.map_or(Ok(()), Err)
+        all
     }
 }
 

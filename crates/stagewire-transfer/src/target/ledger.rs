@@ -11,6 +11,8 @@ use crate::TargetError;
 pub(super) struct Ledger {
     writing: RangeSet,
     written: RangeSet,
+    /// Keeps no book of what was written.
+    forgets: bool,
 }
 
 impl Ledger {
@@ -32,7 +34,9 @@ impl Ledger {
     pub(super) fn commit(&mut self, rows: &[Range<u64>]) {
         for row in rows {
             self.writing.remove(row);
-            self.written.insert(row.clone());
+            if !self.forgets {
+                self.written.insert(row.clone());
+            }
         }
     }
 
@@ -48,6 +52,15 @@ impl Ledger {
 
     pub(super) fn is_idle(&self) -> bool {
         self.writing.0.is_empty()
+    }
+
+    pub(super) fn is_idle_in(&self, range: &Range<u64>) -> bool {
+        self.writing.overlap(range).is_none()
+    }
+
+    pub(super) fn forget_written(&mut self) {
+        self.written = RangeSet::default();
+        self.forgets = true;
     }
 
     pub(super) fn reset(&mut self) -> Result<(), TargetError> {

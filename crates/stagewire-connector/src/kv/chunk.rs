@@ -1,0 +1,204 @@
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use stagewire_kv::{Component, Engine, Kind};
+
+use super::KvError;
+
+/// Most bytes that go along with the last chunk.
+const MAX_AUX: usize = 1 << 20;
+
+/// What a sender announces at a time.
+///
+/// Full layers go chunk by chunk. What has a window, and state that stands for the whole request, goes with the last chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkSpec {
+    /// The tokens that are computed. A chunk begins where the one before has ended.
+    pub tokens: Range<u64>,
+    /// For each component the pages of these tokens: one for each logical page that they touch. With the last chunk also
+    /// those of the components with a window: the logical pages of [`Component::pages`].
+    pub pages: BTreeMap<String, Vec<i64>>,
+    /// No more come; it ends where the sequence does.
+    pub last: bool,
+    /// What decode gets besides, with the last chunk: the first token, its probabilities. At most 1 MiB.
+    pub aux: Option<Vec<u8>>,
+}
+
+impl ChunkSpec {
+    /// A chunk that is not the last one, without pages.
+    pub fn new(tokens: Range<u64>) -> Self {
+        Self {
+            tokens,
+            pages: BTreeMap::new(),
+            last: false,
+            aux: None,
+        }
+    }
+
+    /// With the pages of one component.
+    #[must_use]
+    pub fn pages(mut self, component: &str, pages: impl Into<Vec<i64>>) -> Self {
+        self.pages.insert(component.to_owned(), pages.into());
+        self
+    }
+
+    /// The last chunk.
+    #[must_use]
+    pub fn last(mut self) -> Self {
+        self.last = true;
+        self
+    }
+
+    /// With what goes along.
+    #[must_use]
+    pub fn aux(mut self, aux: impl Into<Vec<u8>>) -> Self {
+        self.aux = Some(aux.into());
+        self
+    }
+}
+
+/// Whether a component moves once, with the last chunk.
+pub(super) fn goes_last(component: &Component) -> bool {
+    component.window.is_some() || component.kind == Kind::Mamba
+}
+
+/// Entries of a component's page table.
+pub(super) fn table_len(component: &Component, engine: &Engine, seq_len: u64) -> u64 {
+    component.pages(engine.geometry().page_size, seq_len).end
+}
+
+/// The page tables of a room, as far as they are announced.
+pub(super) fn empty_tables(engine: &Engine, seq_len: u64) -> Vec<Vec<i64>> {
+    let components = engine.geometry().components.iter();
+    let entries = |component: &Component| usize::try_from(table_len(component, engine, seq_len)).unwrap_or(usize::MAX);
+    components.map(|component| vec![-1; entries(component)]).collect()
+}
+
+/// Enters a chunk into the tables, or says what is wrong with it and enters nothing.
+pub(super) fn enter(
+    room: u64,
+    engine: &Engine,
+    seq_len: u64,
+    next: Option<u64>,
+    spec: &ChunkSpec,
+    tables: &mut [Vec<i64>],
+) -> Result<(), KvError> {
+    let Range { start: lo, end: hi } = spec.tokens;
+    let wrong = |problem: String| KvError::Chunk { room, lo, hi, problem };
+    let page = u64::from(engine.geometry().page_size);
+    match next {
+        _ if lo > hi || hi > seq_len => return Err(wrong(format!("it is no part of {seq_len} tokens"))),
+        Some(next) if next != lo => return Err(wrong(format!("the chunk before ends at {next}"))),
+        None if !lo.is_multiple_of(page) => {
+            return Err(wrong(format!(
+                "the first chunk must begin at a page, and pages have {page} tokens"
+            )));
+        }
+        _ if spec.last && hi != seq_len => return Err(wrong(format!("it is the last one of {seq_len} tokens"))),
+        _ => {}
+    }
+    if let Some(aux) = &spec.aux {
+        if aux.len() > MAX_AUX {
+            let (nbytes, most) = (aux.len(), MAX_AUX);
+            return Err(KvError::Aux { room, nbytes, most });
+        }
+        if !spec.last {
+            return Err(wrong("bytes go along with the last chunk only".to_owned()));
+        }
+    }
+    let components = &engine.geometry().components;
+    let is_known = |name: &String| components.iter().any(|component| component.name == *name);
+    if let Some(name) = spec.pages.keys().find(|name| !is_known(name)) {
+        let known: Vec<&str> = components.iter().map(|component| component.name.as_str()).collect();
+        return Err(KvError::Component {
+            room,
+            component: name.clone(),
+            known: known.join(", "),
+        });
+    }
+    let mut entries = Vec::new();
+    for (component, table) in components.iter().zip(&*tables) {
+        let logical = match goes_last(component) {
+            true if spec.last => component.pages(engine.geometry().page_size, seq_len),
+            true => 0..0,
+            false if lo == hi => 0..0,
+            false => lo / page..hi.div_ceil(page),
+        };
+        let given = spec.pages.get(&component.name).map(Vec::as_slice).unwrap_or_default();
+        let (wanted, name) = (logical.end - logical.start, &component.name);
+        if given.len() as u64 != wanted {
+            return Err(wrong(format!(
+                "component {name:?} has {wanted} pages of it, and {} were given",
+                given.len()
+            )));
+        }
+        let logical = usize::try_from(logical.start).unwrap_or(usize::MAX);
+        // A page that the chunk before has begun is in its last entry, too.
+        let before = table.get(logical).copied().filter(|&before| before != -1);
+        if let (Some(before), Some(&first)) = (before, given.first())
+            && before != first
+        {
+            return Err(wrong(format!(
+                "component {name:?} has page {first} where the chunk before said {before}"
+            )));
+        }
+        entries.push((logical, given));
+    }
+    for (table, (logical, given)) in tables.iter_mut().zip(entries) {
+        if let Some(part) = table.get_mut(logical..logical + given.len()) {
+            part.copy_from_slice(given);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use stagewire_core::DType;
+    use stagewire_kv::Geometry;
+
+    use super::*;
+
+    fn engine() -> Engine {
+        let full = Component::mha("full", 1, 2, [8, 8], DType::U8);
+        let swa = Component {
+            window: Some(3),
+            ..Component::mha("swa", 1, 2, [8, 8], DType::U8)
+        };
+        Engine::new(Geometry::new(1, 4, vec![full, swa])).expect("sizes")
+    }
+
+    #[test]
+    fn chunks_fill_the_tables_and_wrong_ones_leave_them_alone() {
+        let engine = engine();
+        let mut tables = empty_tables(&engine, 10);
+        assert_eq!(tables, [vec![-1; 3], vec![-1; 3]]);
+        let mut send = |next, spec: &ChunkSpec| enter(7, &engine, 10, next, spec, &mut tables).map(|()| tables.clone());
+        let first = ChunkSpec::new(0..6).pages("full", [5, 6]);
+        assert_eq!(send(None, &first).expect("right")[0], [5, 6, -1]);
+        let last = ChunkSpec::new(6..10).pages("full", [6, 9]).pages("swa", [2, 3]).last();
+        let wrong = [
+            (Some(6), ChunkSpec::new(5..10)),
+            (Some(6), ChunkSpec::new(6..11)),
+            (
+                Some(6),
+                ChunkSpec {
+                    last: false,
+                    ..last.clone()
+                },
+            ),
+            (Some(6), last.clone().pages("full", [6])),
+            (Some(6), last.clone().pages("full", [7, 9])),
+            (Some(6), last.clone().pages("swa", [3])),
+            (Some(6), last.clone().pages("other", [3])),
+            (Some(6), last.clone().aux(vec![0; MAX_AUX + 1])),
+            (Some(6), ChunkSpec::new(6..8).pages("full", [6]).last()),
+            (Some(6), ChunkSpec::new(6..8).pages("full", [6]).aux([1])),
+            (None, ChunkSpec::new(2..8).pages("full", [5, 6])),
+        ];
+        for (next, spec) in wrong {
+            send(next, &spec).expect_err(&format!("{spec:?}"));
+        }
+        assert_eq!(send(Some(6), &last).expect("right"), [vec![5, 6, 9], vec![-1, 2, 3]]);
+    }
+}

@@ -1,0 +1,47 @@
+//! Why rooms end.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use stagewire_core::{ErrorClass, Failure};
+
+/// A peer has died, or its connection has ended and did not come back.
+pub(super) fn lost(peer: impl Display, how: impl Display) -> Failure {
+    Failure::new(
+        ErrorClass::Unavailable,
+        "kv.peer_lost",
+        format!("{peer} is gone: {how}"),
+    )
+}
+
+/// A peer says nothing any more.
+pub(super) fn silent(peer: impl Display, limit: Duration) -> Failure {
+    let message =
+        format!("{peer} has said nothing for {limit:?}; it is stopped, overloaded or out of reach: look at it");
+    Failure::new(ErrorClass::Unavailable, "kv.silent", message)
+}
+
+/// The room took too long.
+pub(super) fn late(room: u64, side: &str, after: Duration, phase: &str) -> Failure {
+    let message = format!("room {room}: it was {phase} at {side} when its {after:?} were over");
+    Failure::new(ErrorClass::Deadline, "kv.deadline", message)
+        .with("room", room)
+        .with("phase", phase)
+}
+
+/// Its owner let go of it.
+pub(super) fn dropped(room: u64, side: &str) -> Failure {
+    let message = format!("room {room}: {side} gave it up");
+    Failure::new(ErrorClass::Cancelled, "kv.aborted", message).with("room", room)
+}
+
+/// The whole sender or receiver has ended.
+pub(super) fn closed(what: impl Display) -> Failure {
+    Failure::new(ErrorClass::Cancelled, "kv.closed", format!("{what} has ended"))
+}
+
+/// An answer that goes with no question.
+pub(super) fn malformed(peer: impl Display) -> Failure {
+    let message = format!("{peer} gave an answer that goes with no question");
+    Failure::new(ErrorClass::Corrupt, "protocol.malformed", message)
+}

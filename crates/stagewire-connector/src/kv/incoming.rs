@@ -1,0 +1,234 @@
+//! A receiver's room as a state machine: no I/O, no clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stagewire_core::{ErrorClass, Failure};
+
+use super::Phase;
+use super::outgoing::restarted;
+use super::protocol::{RoomState, Seen};
+
+/// What a receiver's room knows and still needs.
+#[derive(Debug, Clone)]
+pub(super) struct Incoming {
+    room: u64,
+    seq_len: u64,
+    writers: BTreeMap<u32, Writer>,
+    failure: Option<Failure>,
+}
+
+/// What comes from one of prefill's ranks.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Needs {
+    /// Components that come chunk by chunk, with the tokens of each that are here already.
+    pub(super) chunked: BTreeMap<u32, u64>,
+    /// Components that come with the last chunk.
+    pub(super) at_last: BTreeSet<u32>,
+}
+
+#[derive(Debug, Clone)]
+struct Writer {
+    needs: Needs,
+    state: Option<RoomState>,
+    /// (chunk, component) that have come.
+    taken: BTreeSet<(u32, u32)>,
+    confirmed: bool,
+}
+
+/// What a receiver does next with one writer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing, until it is told more.
+    Wait,
+    Pull(Part),
+    /// All of it has come: ask whether it counts.
+    Confirm {
+        generation: u64,
+    },
+    /// Nothing any more.
+    Over,
+}
+
+/// Components of one chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) chunk: u32,
+    pub(super) components: Vec<u32>,
+    /// `None` where they come once for the whole sequence.
+    pub(super) tokens: Option<(u64, u64)>,
+}
+
+impl Incoming {
+    pub(super) fn new(room: u64, seq_len: u64, writers: BTreeMap<u32, Needs>) -> Self {
+        let writer = |needs| Writer {
+            needs,
+            state: None,
+            taken: BTreeSet::new(),
+            confirmed: false,
+        };
+        Self {
+            room,
+            seq_len,
+            writers: writers.into_iter().map(|(rank, needs)| (rank, writer(needs))).collect(),
+            failure: None,
+        }
+    }
+
+    /// What was seen of a writer's room.
+    pub(super) fn seen(&self, rank: u32) -> Option<Seen> {
+        Some(self.writers.get(&rank)?.state.as_ref()?.seen)
+    }
+
+    /// Page tables of the source.
+    pub(super) fn tables(&self, rank: u32) -> Option<&[Vec<i64>]> {
+        Some(&self.writers.get(&rank)?.state.as_ref()?.tables)
+    }
+
+    /// What goes along: that of the first writer which has any.
+    pub(super) fn aux(&self) -> Option<&[u8]> {
+        let states = self.writers.values().filter_map(|writer| writer.state.as_ref());
+        states.filter_map(|state| state.aux.as_deref()).next()
+    }
+
+    /// Hears of a writer's room. What is older than what is known, or known, changes nothing.
+    pub(super) fn heard(&mut self, rank: u32, state: RoomState) {
+        let (room, seq_len) = (self.room, self.seq_len);
+        let Some(writer) = self.writers.get_mut(&rank) else {
+            return;
+        };
+        let here = |failure: Failure| {
+            let message = format!("room {room}, rank {rank} of prefill: {}", failure.message);
+            let failure = Failure { message, ..failure };
+            failure.with("room", room).with("src_rank", rank)
+        };
+        let failure = match &writer.state {
+            Some(known) if known.seen.generation != state.seen.generation => {
+                // Confirmed bytes are here for good, whatever becomes of the room there.
+                (!writer.confirmed).then(|| restarted(room, known.seen.generation, state.seen.generation))
+            }
+            Some(known) if state.seen.version <= known.seen.version => return,
+            _ => state.failure.clone().filter(|_| !writer.confirmed),
+        };
+        if let Some(failure) = failure {
+            self.fail(failure);
+            return;
+        }
+        if writer.confirmed {
+            return;
+        }
+        let begins = state.bounds.first().copied();
+        let missing = writer.needs.chunked.iter().find(|(_, prefix)| begins > Some(**prefix));
+        let failure = if state.seq_len != seq_len {
+            let theirs = state.seq_len;
+            let problem = format!("the sequence has {theirs} tokens there, and {seq_len} here");
+            let failure = Failure::new(ErrorClass::Invalid, "kv.seq_len", problem);
+            Some(here(failure).with("prefill", theirs).with("decode", seq_len))
+        } else if let (Some((component, prefix)), Some(begins)) = (missing, begins) {
+            let problem = format!(
+                "the first chunk begins at token {begins}, and of component {component} only {prefix} tokens are here"
+            );
+            let failure = Failure::new(ErrorClass::Invalid, "kv.missing_tokens", problem);
+            Some(here(failure).with("begins", begins).with("prefix", prefix))
+        } else if writer.state.as_ref().is_some_and(|known| !goes_on(known, &state)) {
+            let problem = "it takes back what it has announced";
+            Some(here(Failure::new(ErrorClass::Corrupt, "protocol.malformed", problem)))
+        } else {
+            None
+        };
+        match failure {
+            Some(failure) => self.fail(failure),
+            None => writer.state = Some(state),
+        }
+    }
+
+    /// What to do next with a writer.
+    pub(super) fn step(&self, rank: u32) -> Step {
+        let Some(writer) = self.writers.get(&rank) else {
+            return Step::Over;
+        };
+        if self.failure.is_some() || writer.confirmed {
+            return Step::Over;
+        }
+        let Some(state) = &writer.state else {
+            return Step::Wait;
+        };
+        for (chunk, tokens) in (0..).zip(state.chunks()) {
+            let missing = |components: &mut dyn Iterator<Item = u32>| -> Vec<u32> {
+                components
+                    .filter(|&component| !writer.taken.contains(&(chunk, component)))
+                    .collect()
+            };
+            let components = missing(&mut writer.needs.chunked.keys().copied());
+            if !components.is_empty() {
+                let tokens = Some(tokens);
+                return Step::Pull(Part {
+                    chunk,
+                    components,
+                    tokens,
+                });
+            }
+            if state.last && chunk as usize + 2 == state.bounds.len() {
+                let components = missing(&mut writer.needs.at_last.iter().copied());
+                if !components.is_empty() {
+                    return Step::Pull(Part {
+                        chunk,
+                        components,
+                        tokens: None,
+                    });
+                }
+            }
+        }
+        if state.last {
+            let generation = state.seen.generation;
+            Step::Confirm { generation }
+        } else {
+            Step::Wait
+        }
+    }
+
+    /// All bytes of a part have come.
+    pub(super) fn taken(&mut self, rank: u32, part: &Part) {
+        if let Some(writer) = self.writers.get_mut(&rank) {
+            let parts = part.components.iter().map(|&component| (part.chunk, component));
+            writer.taken.extend(parts);
+        }
+    }
+
+    /// The writer says that its pages were kept until after the last byte had come. An answer to a question that another
+    /// room of this number had asked is none.
+    pub(super) fn confirmed(&mut self, rank: u32, generation: u64) {
+        if self.step(rank) == (Step::Confirm { generation })
+            && let Some(writer) = self.writers.get_mut(&rank)
+        {
+            writer.confirmed = true;
+        }
+    }
+
+    /// Ends the room, unless it has ended.
+    pub(super) fn fail(&mut self, failure: Failure) {
+        if !self.phase().is_terminal() {
+            self.failure = Some(failure);
+        }
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        if let Some(failure) = &self.failure {
+            return Phase::Failed(failure.clone());
+        }
+        let mut writers = self.writers.values();
+        if writers.clone().all(|writer| writer.confirmed) {
+            Phase::Success
+        } else if writers.clone().any(|writer| writer.state.is_none()) {
+            Phase::Bootstrapping
+        } else if writers.any(|writer| writer.state.as_ref().is_some_and(|state| !state.bounds.is_empty())) {
+            Phase::Transferring
+        } else {
+            Phase::Waiting
+        }
+    }
+}
+
+/// Whether a later state has all chunks of an earlier one.
+fn goes_on(known: &RoomState, state: &RoomState) -> bool {
+    state.bounds.starts_with(&known.bounds) && (!known.last || state.last && state.bounds.len() == known.bounds.len())
+}

@@ -1,0 +1,214 @@
+//! A sender's room as a state machine: no I/O, no clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use stagewire_core::{ErrorClass, Failure};
+use stagewire_kv::Engine;
+
+use super::protocol::{ReceiverId, RoomState, Seen};
+use super::{ChunkSpec, KvError, Phase, chunk};
+
+/// One try of one receiver to read a room.
+pub(super) type Attempt = (ReceiverId, u64);
+
+/// A decode engine as one sender sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Destination {
+    pub(super) engine: Arc<[u8]>,
+    /// Its ranks that need bytes of this sender.
+    pub(super) readers: Arc<BTreeSet<u32>>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Outgoing {
+    room: u64,
+    seen: Seen,
+    seq_len: u64,
+    bounds: Vec<u64>,
+    last: bool,
+    tables: Vec<Vec<i64>>,
+    aux: Option<Vec<u8>>,
+    destination: Option<Destination>,
+    readers: BTreeMap<u32, Reader>,
+    failure: Option<Failure>,
+}
+
+#[derive(Debug, Clone)]
+struct Reader {
+    attempt: Attempt,
+    /// It reads nothing any more.
+    drained: bool,
+}
+
+impl Outgoing {
+    pub(super) fn new(room: u64, generation: u64, engine: &Engine, seq_len: u64) -> Self {
+        Self {
+            room,
+            seen: Seen { generation, version: 0 },
+            seq_len,
+            bounds: Vec::new(),
+            last: false,
+            tables: chunk::empty_tables(engine, seq_len),
+            aux: None,
+            destination: None,
+            readers: BTreeMap::new(),
+            failure: None,
+        }
+    }
+
+    /// Announces a chunk.
+    pub(super) fn send(&mut self, engine: &Engine, spec: ChunkSpec) -> Result<(), KvError> {
+        let ended = |how: String| KvError::Ended { room: self.room, how };
+        if let Some(failure) = &self.failure {
+            return Err(ended(failure.to_string()));
+        }
+        if self.last {
+            return Err(ended("its last chunk was announced".to_owned()));
+        }
+        let next = self.bounds.last().copied();
+        chunk::enter(self.room, engine, self.seq_len, next, &spec, &mut self.tables)?;
+        if next.is_none() {
+            self.bounds.push(spec.tokens.start);
+        }
+        self.bounds.push(spec.tokens.end);
+        self.last = spec.last;
+        self.aux = spec.aux;
+        self.seen.version += 1;
+        Ok(())
+    }
+
+    /// Lets a receiver's rank read. False where this is not its room: another attempt reads it.
+    pub(super) fn bind(&mut self, rank: u32, attempt: Attempt, destination: &Destination) -> bool {
+        if let Some(reader) = self.readers.get(&rank) {
+            return reader.attempt == attempt;
+        }
+        if self.failure.is_some() {
+            // It is told of the failure, and reads nothing.
+            return true;
+        }
+        match &self.destination {
+            Some(known) if known.engine != destination.engine => return false,
+            Some(_) => {}
+            None => self.destination = Some(destination.clone()),
+        }
+        // A rank that needs nothing says which engine it is, so that a sender whom nobody reads learns that.
+        let drained = !destination.readers.contains(&rank);
+        self.readers.insert(rank, Reader { attempt, drained });
+        true
+    }
+
+    pub(super) fn state(&self) -> RoomState {
+        RoomState {
+            seen: self.seen,
+            seq_len: self.seq_len,
+            bounds: self.bounds.clone(),
+            last: self.last,
+            tables: self.tables.clone(),
+            aux: self.aux.clone(),
+            failure: self.failure.clone(),
+        }
+    }
+
+    /// Whether there is more to know than was seen.
+    pub(super) fn is_news(&self, seen: Option<Seen>) -> bool {
+        seen != Some(self.seen)
+    }
+
+    pub(super) fn is_read_by(&self, attempt: Attempt) -> bool {
+        self.readers.values().any(|reader| reader.attempt == attempt)
+    }
+
+    /// A reader has everything. Its bytes count where the room has not failed: until now its pages were kept.
+    pub(super) fn confirm(&mut self, attempt: Attempt, generation: u64) -> Result<(), Failure> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let room = self.room;
+        let reader = self.readers.values_mut().find(|reader| reader.attempt == attempt);
+        match reader {
+            Some(reader) if self.seen.generation == generation && self.last => {
+                reader.drained = true;
+                Ok(())
+            }
+            _ => Err(restarted(room, generation, self.seen.generation)),
+        }
+    }
+
+    /// A reader reads nothing any more and has given up, unless it has confirmed before.
+    pub(super) fn leave(&mut self, attempt: Attempt, failure: Failure) {
+        let mut left = false;
+        for reader in self.readers.values_mut().filter(|reader| reader.attempt == attempt) {
+            left |= !reader.drained;
+            reader.drained = true;
+        }
+        if left {
+            self.fail(failure);
+        }
+    }
+
+    /// A receiver is gone.
+    pub(super) fn lose(&mut self, receiver: ReceiverId, failure: &Failure) {
+        let gone = self.readers.values().filter(|reader| reader.attempt.0 == receiver);
+        let attempts: Vec<Attempt> = gone.map(|reader| reader.attempt).collect();
+        for attempt in attempts {
+            self.leave(attempt, failure.clone());
+        }
+    }
+
+    /// Ends the room, unless it has ended. Readers are told, and let go.
+    pub(super) fn fail(&mut self, failure: Failure) {
+        if !self.phase().is_terminal() {
+            self.failure = Some(failure);
+            self.seen.version += 1;
+        }
+    }
+
+    /// Whoever still reads is not waited for any more. Nothing that it read counts: a failed room confirms nothing.
+    pub(super) fn cut_off(&mut self) {
+        debug_assert!(self.failure.is_some(), "only a room that has failed");
+        self.readers.values_mut().for_each(|reader| reader.drained = true);
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        if let Some(failure) = &self.failure {
+            return Phase::Failed(failure.clone());
+        }
+        let Some(destination) = &self.destination else {
+            return Phase::Bootstrapping;
+        };
+        let is = |rank: &u32, drained: bool| {
+            let reader = self.readers.get(rank);
+            reader.is_some_and(|reader| reader.drained || !drained)
+        };
+        if !destination.readers.iter().all(|rank| is(rank, false)) {
+            Phase::Bootstrapping
+        } else if self.bounds.is_empty() {
+            Phase::Waiting
+        } else if self.last && destination.readers.iter().all(|rank| is(rank, true)) {
+            Phase::Success
+        } else {
+            Phase::Transferring
+        }
+    }
+
+    /// Whether its pages are nobody's any more.
+    pub(super) fn is_released(&self) -> bool {
+        self.phase().is_terminal() && self.readers.values().all(|reader| reader.drained)
+    }
+
+    /// Without what only readers that still read need.
+    pub(super) fn forget_pages(&mut self) {
+        self.tables.clear();
+        self.aux = None;
+    }
+}
+
+/// The room is another one than the one that was read.
+pub(super) fn restarted(room: u64, generation: u64, found: u64) -> Failure {
+    Failure::new(
+        ErrorClass::Conflict,
+        "kv.room_restarted",
+        format!("room {room} was opened anew at prefill while it was read: generation {generation} is {found} now"),
+    )
+}

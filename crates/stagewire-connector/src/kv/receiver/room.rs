@@ -1,0 +1,309 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::join_all;
+use futures::stream::FuturesUnordered;
+use stagewire_core::Failure;
+use stagewire_kv::Pair;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::super::incoming::{Incoming, Step};
+use super::super::protocol::{Answer, Body};
+use super::super::sender::shown;
+use super::super::{Phase, failure};
+use super::leases::Lease;
+use super::source::Source;
+use super::{Inner, RoomSpec, pull};
+
+/// Pause between two looks whether copies have ended.
+const IDLE_PAUSE: Duration = Duration::from_micros(500);
+/// Pause after an answer that makes no sense.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// A room at decode, shared by its owner and the task that fills it.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) inner: Arc<Inner>,
+    pub(super) pair: Arc<Pair>,
+    pub(super) spec: RoomSpec,
+    pub(super) until: Instant,
+    attempt: u64,
+    /// By rank of prefill.
+    sources: BTreeMap<u32, Arc<Source>>,
+    writers: Vec<u32>,
+    state: watch::Sender<Incoming>,
+    nbytes: AtomicU64,
+    released: watch::Sender<bool>,
+}
+
+impl Running {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        pair: Arc<Pair>,
+        spec: RoomSpec,
+        attempt: u64,
+        sources: BTreeMap<u32, Arc<Source>>,
+        incoming: Incoming,
+    ) -> Self {
+        let writers = pair.writers(inner.me.rank);
+        Self {
+            until: Instant::now() + spec.deadline,
+            inner,
+            pair,
+            spec,
+            attempt,
+            sources,
+            writers,
+            state: watch::Sender::new(incoming),
+            nbytes: AtomicU64::new(0),
+            released: watch::Sender::new(false),
+        }
+    }
+
+    pub(super) fn start(self, lease: Lease) -> ReceiverRoom {
+        let running = Arc::new(self);
+        let runtime = running.inner.shared.runtime().clone();
+        runtime.spawn(Arc::clone(&running).run(lease));
+        ReceiverRoom { running }
+    }
+
+    fn phase(&self) -> Phase {
+        self.state.borrow().phase()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Incoming)) {
+        self.state.send_modify(change);
+    }
+
+    /// Ends the room for what happened with one of prefill's ranks.
+    fn fail_by(&self, rank: u32, failure: Failure) {
+        let room = self.spec.room;
+        let message = format!("room {room}: {}", failure.message);
+        let failure = Failure { message, ..failure };
+        self.change(|state| state.fail(failure.with("room", room).with("src_rank", rank)));
+    }
+
+    fn writers(&self) -> impl Iterator<Item = (u32, &Arc<Source>)> {
+        let all = self.sources.iter();
+        all.filter(|(rank, _)| self.writers.contains(rank))
+            .map(|(&rank, source)| (rank, source))
+    }
+
+    async fn run(self: Arc<Self>, lease: Lease) {
+        let room = self.spec.room;
+        let ended = {
+            let mut states = self.state.subscribe();
+            let mut closed = self.inner.closed.subscribe();
+            let troubles = self.writers();
+            let troubles = troubles.map(|(rank, source)| async move { (rank, source.trouble().await) });
+            let mut troubles: FuturesUnordered<_> = troubles.collect();
+            tokio::select! {
+                _ = join_all(self.writers().map(|(rank, source)| self.read(rank, source))) => None,
+                Some((rank, failure)) = troubles.next() => {
+                    self.fail_by(rank, failure);
+                    None
+                }
+                () = tokio::time::sleep_until(self.until) => {
+                    Some(failure::late(room, "decode", self.spec.deadline, shown(&self.phase())))
+                }
+                _ = closed.wait_for(|closed| *closed) => {
+                    Some(failure::closed(format_args!("room {room}: rank {} of decode", self.inner.me.rank)))
+                }
+                _ = states.wait_for(|state| state.phase().is_terminal()) => None,
+            }
+        };
+        if let Some(failure) = ended {
+            self.change(|state| state.fail(failure));
+        }
+        // What was under way was dropped; copies end soon after.
+        while !self.is_idle(&lease) {
+            tokio::time::sleep(IDLE_PAUSE).await;
+        }
+        drop(lease);
+        self.released.send_replace(true);
+        match self.phase() {
+            Phase::Failed(failure) => self.leave(&failure).await,
+            _ => self.tell().await,
+        }
+    }
+
+    fn is_idle(&self, lease: &Lease) -> bool {
+        let mut pages = lease.pages().iter();
+        pages.all(|(&component, ids)| {
+            let mut places = self.inner.buffers.pages(component, ids);
+            places.all(|(memory, offset, len)| self.inner.targets[memory].is_idle_in(offset..offset + len))
+        })
+    }
+
+    /// Tells the senders that nothing is read any more, and why.
+    async fn leave(&self, failure: &Failure) {
+        let body = Body::Leave {
+            room: self.spec.room,
+            attempt: self.attempt,
+            failure: failure.clone(),
+        };
+        let limit = self.inner.me.heartbeat.limit();
+        let leaving = self.sources.values().map(|source| source.ask(&body));
+        // Who does not hear it notices by itself, or cuts this room off.
+        let _ = tokio::time::timeout(limit, join_all(leaving)).await;
+    }
+
+    /// Tells the senders that nobody needs, but that this rank has to tell, which engine reads the room.
+    async fn tell(&self) {
+        let others = self.sources.iter().filter(|(rank, _)| !self.writers.contains(rank));
+        let body = self.question(None);
+        let telling = others.map(|(_, source)| async { while let Ok(Answer::Room(None)) = source.ask(&body).await {} });
+        let _ = tokio::time::timeout_at(self.until, join_all(telling)).await;
+    }
+
+    fn question(&self, rank: Option<u32>) -> Body {
+        Body::Room {
+            room: self.spec.room,
+            attempt: self.attempt,
+            seen: rank.and_then(|rank| self.state.borrow().seen(rank)),
+        }
+    }
+
+    /// Reads from one writer until nothing is left to do.
+    async fn read(&self, rank: u32, source: &Source) {
+        tokio::select! {
+            () = self.follow(rank, source) => {}
+            () = self.take(rank, source) => {}
+        }
+    }
+
+    /// Asks for the state of the room there, again and again.
+    async fn follow(&self, rank: u32, source: &Source) {
+        loop {
+            match source.ask(&self.question(Some(rank))).await {
+                Ok(Answer::Room(Some(state))) => self.change(|room| room.heard(rank, state)),
+                Ok(Answer::Room(None)) => {}
+                Ok(_) => tokio::time::sleep(AGAIN).await,
+                Err(failure) => return self.fail_by(rank, failure),
+            }
+        }
+    }
+
+    /// Does what is to be done next, again and again.
+    async fn take(&self, rank: u32, source: &Source) {
+        let mut states = self.state.subscribe();
+        loop {
+            let step = match states.wait_for(|state| state.step(rank) != Step::Wait).await {
+                Ok(state) => state.step(rank),
+                Err(_) => return,
+            };
+            match step {
+                Step::Wait => {}
+                Step::Over => return,
+                Step::Pull(part) => {
+                    let tables = self.state.borrow().tables(rank).map(<[_]>::to_vec).unwrap_or_default();
+                    match pull::pull(self, rank, source, &part, &tables).await {
+                        Ok(nbytes) => {
+                            self.nbytes.fetch_add(nbytes, Ordering::Relaxed);
+                            self.change(|state| state.taken(rank, &part));
+                        }
+                        Err(failure) => return self.fail_by(rank, failure),
+                    }
+                }
+                Step::Confirm { generation } => {
+                    let body = Body::Confirm {
+                        room: self.spec.room,
+                        attempt: self.attempt,
+                        generation,
+                    };
+                    match source.ask(&body).await {
+                        Ok(Answer::Confirmed) => self.change(|state| state.confirmed(rank, generation)),
+                        Ok(Answer::Refused(failure)) | Err(failure) => return self.fail_by(rank, failure),
+                        Ok(_) => {
+                            let failure = failure::malformed(source.shown());
+                            return self.fail_by(rank, failure);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A room at decode. Dropped before it has ended, it fails.
+#[derive(Debug)]
+pub struct ReceiverRoom {
+    running: Arc<Running>,
+}
+
+/// What a room has brought, besides the pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Received {
+    /// Bytes that were pulled.
+    pub nbytes: u64,
+    /// What went along with the last chunk of the first rank that had something.
+    pub aux: Option<Vec<u8>>,
+}
+
+impl ReceiverRoom {
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.running.spec.room
+    }
+
+    /// How far it is.
+    pub fn phase(&self) -> Phase {
+        self.running.phase()
+    }
+
+    /// Bytes that were pulled so far.
+    pub fn nbytes(&self) -> u64 {
+        self.running.nbytes.load(Ordering::Relaxed)
+    }
+
+    /// Waits until everything is here.
+    ///
+    /// # Errors
+    /// Why it failed. Its pages are written no more once [`ReceiverRoom::released`] says so.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn finished(&self) -> Result<Received, Failure> {
+        let mut states = self.running.state.subscribe();
+        let state = states.wait_for(|state| state.phase().is_terminal()).await;
+        let state = state.expect("the room is held");
+        match state.phase() {
+            Phase::Failed(failure) => Err(failure),
+            _ => Ok(Received {
+                nbytes: self.nbytes(),
+                aux: state.aux().map(<[u8]>::to_vec),
+            }),
+        }
+    }
+
+    /// Ends it, unless it has ended; prefill is told why.
+    pub fn abort(&self, failure: Failure) {
+        self.running.change(|state| state.fail(failure));
+    }
+
+    /// Waits until its pages may be used for something else: it has ended, and nothing writes to them any more.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn released(&self) {
+        let mut released = self.running.released.subscribe();
+        let released = released.wait_for(|released| *released).await;
+        drop(released.expect("the room is held"));
+    }
+
+    /// Whether its pages may be used for something else.
+    pub fn is_released(&self) -> bool {
+        *self.running.released.borrow()
+    }
+}
+
+impl Drop for ReceiverRoom {
+    fn drop(&mut self) {
+        self.abort(failure::dropped(self.running.spec.room, "decode"));
+    }
+}

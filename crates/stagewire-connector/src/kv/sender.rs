@@ -1,0 +1,355 @@
+//! One rank of a prefill engine.
+
+mod known;
+mod room;
+mod rooms;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stagewire_core::{Capability, Classify, Failure};
+use stagewire_kv::{Engine, handshake};
+use stagewire_transfer::{Memory, Region, RegisterOptions, Transport};
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use super::cache::{self, Buffers};
+use super::failure;
+use super::outgoing::{Destination, Outgoing};
+use super::protocol::{Answer, Body, ReceiverId, Seen, Welcome};
+use super::{CacheMemory, Heartbeat, KvError, SenderHandle};
+use crate::Connector;
+use crate::connector::Shared;
+
+pub use room::SenderRoom;
+pub(super) use room::shown;
+
+use known::Receivers;
+use room::Cell;
+use rooms::Rooms;
+
+/// How long a question about a room is kept when there is nothing new to say.
+const HOLD: Duration = Duration::from_secs(10);
+/// How long a receiver whose connection has ended may take to make another.
+const AWAY: Duration = Duration::from_millis(250);
+
+/// How a [`Sender`] is.
+#[derive(Debug, Clone)]
+pub struct SenderOptions {
+    /// How it notices that a receiver is silent.
+    pub heartbeat: Heartbeat,
+    /// How long readers of a room that has failed are waited for; then its pages are free, and what they have read counts
+    /// for nothing.
+    pub cut_off: Duration,
+    /// What moves the bytes; `None` takes the first transport of the connector that takes the memory where it is.
+    pub transport: Option<Arc<dyn Transport>>,
+}
+
+impl Default for SenderOptions {
+    /// Five seconds to let go.
+    fn default() -> Self {
+        Self {
+            heartbeat: Heartbeat::default(),
+            cut_off: Duration::from_secs(5),
+            transport: None,
+        }
+    }
+}
+
+/// One rank of a prefill engine, whose cache decode may read. Dropping it fails its rooms.
+#[derive(Debug)]
+pub struct Sender {
+    inner: Arc<Inner>,
+    handle: SenderHandle,
+}
+
+/// What a sender and its rooms have in common.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    id: u64,
+    right: Capability,
+    rank: u32,
+    engine: Engine,
+    options: SenderOptions,
+    welcome: Welcome,
+    /// Registered until the sender is dropped.
+    _regions: Vec<Region>,
+    rooms: Mutex<Rooms>,
+    receivers: Receivers,
+    /// How many rooms were ever opened.
+    opened: watch::Sender<u64>,
+    shared: Arc<Shared>,
+}
+
+impl Sender {
+    /// Registers the cache of one rank, and lets whoever has the handle read the pages that it announces.
+    ///
+    /// `rank` counts tensor-parallel ranks first, then pipeline stages; offsets of data-parallel replicas do not matter.
+    ///
+    /// # Errors
+    /// [`KvError`].
+    pub fn new(
+        connector: &Connector,
+        engine: Engine,
+        rank: u32,
+        cache: CacheMemory<Memory>,
+        options: SenderOptions,
+    ) -> Result<Self, KvError> {
+        let shared = Arc::clone(connector.shared());
+        let (lens, memories, places) = cache::parts(cache);
+        let rank = within(&engine, rank);
+        Buffers::new(&engine, rank, &lens, &places)?;
+        let register = |memory: Memory| {
+            let transport = match &options.transport {
+                Some(transport) => transport.as_ref(),
+                None => shared.carrier_of(&memory),
+            };
+            transport.register(memory, RegisterOptions::default())
+        };
+        let regions: Result<Vec<Region>, _> = memories.into_iter().map(register).collect();
+        let regions = regions.map_err(|error| KvError::Register(Box::new(error)))?;
+        let index = |memory: usize| u32::try_from(memory).expect("as many memories as buffers, or fewer");
+        let welcome = Welcome {
+            interval_ms: u64::try_from(options.heartbeat.interval.as_millis()).unwrap_or(u64::MAX),
+            regions: regions.iter().map(Region::reference).collect(),
+            places: places
+                .iter()
+                .map(|place| (index(place.memory), place.offset, place.nbytes))
+                .collect(),
+        };
+        let mut peer = shared.peer().clone();
+        if let Some(transport) = &options.transport
+            && peer.transports.iter().all(|known| known.transport != transport.name())
+        {
+            peer.transports.push(transport.address());
+        }
+        let desk = &shared.holder().kv;
+        let (id, right) = (desk.next_id(), Capability::from_random(rand::random()));
+        let handle = SenderHandle {
+            peer,
+            sender: id,
+            right,
+            rank,
+            engine: engine.to_bytes(),
+        };
+        let inner = Arc::new(Inner {
+            id,
+            right,
+            rank,
+            engine,
+            options,
+            welcome,
+            _regions: regions,
+            rooms: Mutex::default(),
+            receivers: Receivers::default(),
+            opened: watch::Sender::new(0),
+            shared,
+        });
+        inner.shared.holder().kv.enter(id, &inner);
+        inner.watch_receivers();
+        Ok(Self { inner, handle })
+    }
+
+    /// What a receiver needs to read from it.
+    pub fn handle(&self) -> SenderHandle {
+        self.handle.clone()
+    }
+
+    /// The rank, without the offset of data-parallel replicas.
+    pub fn rank(&self) -> u32 {
+        self.inner.rank
+    }
+
+    /// The engine it is a rank of.
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    /// Opens a room for a prompt of `seq_len` tokens, without the one that prefill samples. It fails where not every reader
+    /// has everything within `deadline`.
+    ///
+    /// # Errors
+    /// [`KvError::RoomOpen`] while a room of this number has not ended.
+    pub fn room(&self, room: u64, seq_len: u64, deadline: Duration) -> Result<SenderRoom, KvError> {
+        let cell = {
+            let mut rooms = self.inner.rooms();
+            let generation = self.inner.opened.borrow().wrapping_add(1);
+            let outgoing = Outgoing::new(room, generation, &self.inner.engine, seq_len);
+            let cell = rooms.open(room, outgoing)?;
+            self.inner.opened.send_replace(generation);
+            cell
+        };
+        let keeping = room::keep(Arc::downgrade(&self.inner), Arc::clone(&cell), deadline);
+        self.inner.shared.runtime().spawn(keeping);
+        Ok(SenderRoom::new(Arc::clone(&self.inner), cell))
+    }
+
+    /// Rooms that are open, or whose pages are still read.
+    pub fn live_rooms(&self) -> usize {
+        self.inner.rooms().live()
+    }
+
+    /// Receivers that are known.
+    pub fn receivers(&self) -> usize {
+        self.inner.receivers.len()
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.inner.shared.holder().kv.leave(self.inner.id);
+        let failure = failure::closed(format_args!("rank {} of prefill", self.inner.rank));
+        for cell in self.inner.rooms().cells() {
+            cell.change(|room| room.fail(failure.clone()));
+        }
+    }
+}
+
+/// A rank without the offset of data-parallel replicas.
+pub(super) fn within(engine: &Engine, rank: u32) -> u32 {
+    let geometry = engine.geometry();
+    rank % geometry.tp_size.saturating_mul(geometry.pp_size)
+}
+
+impl Inner {
+    pub(super) fn right(&self) -> Capability {
+        self.right
+    }
+
+    fn rooms(&self) -> MutexGuard<'_, Rooms> {
+        self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers a receiver; `first` says that this is its first question on this connection.
+    pub(super) async fn answer(self: &Arc<Self>, receiver: ReceiverId, body: Body, first: bool) -> Answer {
+        self.receivers.heard(receiver, first);
+        match body {
+            Body::Hello { rank, engine } => self.greet(receiver, rank, &engine),
+            Body::Beat if self.receivers.knows(receiver) => Answer::Beat,
+            Body::Beat => Answer::Stranger,
+            Body::Room { room, attempt, seen } => self.tell(receiver, room, attempt, seen).await,
+            Body::Confirm {
+                room,
+                attempt,
+                generation,
+            } => self.confirm(room, (receiver, attempt), generation),
+            Body::Leave { room, attempt, failure } => {
+                self.receivers.leaves(receiver, attempt);
+                let cell = self.rooms().read_by(room, (receiver, attempt));
+                if let Some(cell) = cell {
+                    cell.change(|room| room.leave((receiver, attempt), failure));
+                }
+                Answer::Left
+            }
+        }
+    }
+
+    /// Refuses an engine that does not fit, whatever room it wants.
+    fn greet(&self, receiver: ReceiverId, rank: u32, engine: &[u8]) -> Answer {
+        let theirs = match Engine::from_bytes(engine) {
+            Ok(theirs) => theirs,
+            Err(error) => return Answer::Refused(error.to_failure()),
+        };
+        let pair = match handshake(&self.engine, &theirs) {
+            Ok(pair) => pair,
+            Err(error) => return Answer::Refused(error.to_failure()),
+        };
+        let readers = pair.routes().into_iter().filter(|route| route.0 == self.rank);
+        let destination = Destination {
+            engine: engine.into(),
+            readers: Arc::new(readers.map(|route| route.1).collect()),
+        };
+        self.receivers.greet(receiver, within(&theirs, rank), destination);
+        Answer::Welcome(self.welcome.clone())
+    }
+
+    async fn tell(&self, receiver: ReceiverId, room: u64, attempt: u64, seen: Option<Seen>) -> Answer {
+        let until = tokio::time::Instant::now() + HOLD;
+        loop {
+            let mut opened = self.opened.subscribe();
+            let (rank, destination) = match self.receivers.reader(receiver, attempt) {
+                known::Reader::Unknown => return Answer::Stranger,
+                known::Reader::Left => return Answer::Left,
+                known::Reader::Reads { rank, destination } => (rank, destination),
+            };
+            let attempt = (receiver, attempt);
+            let cell = {
+                let rooms = self.rooms();
+                rooms.read_by(room, attempt).or_else(|| rooms.newest(room))
+            };
+            let cell = cell.filter(|cell| cell.bind(rank, attempt, &destination));
+            let Some(cell) = cell else {
+                if tokio::time::timeout_at(until, opened.changed()).await.is_err() {
+                    return Answer::Room(None);
+                }
+                continue;
+            };
+            // It may have let go since it was looked up, and must not be waited for then.
+            if matches!(self.receivers.reader(receiver, attempt.1), known::Reader::Left) {
+                cell.change(|room| room.leave(attempt, failure::dropped(cell.room(), "decode")));
+                return Answer::Left;
+            }
+            let mut states = cell.subscribe();
+            let news = states.wait_for(|room| room.is_news(seen));
+            let news = tokio::time::timeout_at(until, news).await;
+            let state = match news {
+                Ok(Ok(room)) => room.state(),
+                _ => cell.state(),
+            };
+            return Answer::Room(Some(state));
+        }
+    }
+
+    fn confirm(&self, room: u64, attempt: super::outgoing::Attempt, generation: u64) -> Answer {
+        let cell = self.rooms().read_by(room, attempt);
+        let confirmed = match cell {
+            Some(cell) => cell.change(|room| room.confirm(attempt, generation)),
+            None => Err(super::outgoing::restarted(room, generation, 0)),
+        };
+        confirmed.map_or_else(Answer::Refused, |()| Answer::Confirmed)
+    }
+
+    /// The connection of a receiver has ended. Unless it makes another at once, it is gone.
+    pub(super) fn hangs_up(self: &Arc<Self>, receiver: ReceiverId) {
+        if self.receivers.hangs_up(receiver) {
+            let inner = Arc::downgrade(self);
+            self.shared.runtime().spawn(async move {
+                tokio::time::sleep(AWAY).await;
+                if let Some(inner) = inner.upgrade()
+                    && inner.receivers.forget_away(receiver)
+                {
+                    let peer = format!("the receiver {receiver} at decode");
+                    inner.lose(receiver, &failure::lost(peer, "its connection has ended"));
+                }
+            });
+        }
+    }
+
+    fn lose(&self, receiver: ReceiverId, failure: &Failure) {
+        let cells = self.rooms().cells();
+        for cell in cells {
+            cell.change(|room| room.lose(receiver, failure));
+        }
+    }
+
+    /// Notices receivers that say nothing any more, for as long as the sender is there.
+    fn watch_receivers(self: &Arc<Self>) {
+        let (inner, heartbeat) = (Arc::downgrade(self), self.options.heartbeat);
+        self.shared.runtime().spawn(async move {
+            let mut ticks = tokio::time::interval(heartbeat.part());
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                ticks.tick().await;
+                let Some(inner) = inner.upgrade() else { return };
+                for receiver in inner.receivers.forget_silent(&heartbeat) {
+                    let peer = format!("the receiver {receiver} at decode");
+                    inner.lose(receiver, &failure::silent(peer, heartbeat.limit()));
+                }
+            }
+        });
+    }
+
+    fn ended(&self, cell: &Arc<Cell>) {
+        self.rooms().end(cell);
+    }
+}

@@ -1,0 +1,5 @@
+//! Caches handed over from prefill to decode.
+
+mod pages;
+mod rooms;
+mod sides;
