@@ -21,12 +21,13 @@ struct Layer {
 const ANY: &[&str] = &["*"];
 
 #[rustfmt::skip]
-const LAYERS: [Layer; 11] = [
+const LAYERS: [Layer; 12] = [
     Layer { name: "stagewire-core", level: 0, may: &[] },
     Layer { name: "stagewire-kv", level: 1, may: &["stagewire-core"] },
     Layer { name: "stagewire-sched", level: 1, may: &["stagewire-core"] },
     Layer { name: "stagewire-transfer", level: 2, may: &["stagewire-core"] },
     Layer { name: "stagewire-store", level: 2, may: &["stagewire-core", "stagewire-transfer"] },
+    Layer { name: "stagewire-sim", level: 2, may: &["stagewire-core", "stagewire-sched"] },
     Layer { name: "stagewire-api", level: 2, may: &["stagewire-core"] },
     Layer { name: "stagewire-connector", level: 3, may: &["stagewire-api", "stagewire-core", "stagewire-kv", "stagewire-store", "stagewire-transfer"] },
     Layer { name: "stagewire-server", level: 3, may: &["stagewire-api", "stagewire-connector", "stagewire-core", "stagewire-sched", "stagewire-store", "stagewire-transfer"] },

@@ -62,12 +62,50 @@ impl Journal {
     /// `scope` says what the batches are about; a journal about something else is refused.
     pub(crate) fn open(dir: &Path, scope: &str) -> Result<Self, JournalError> {
         let path = dir.join("journal.redb");
-        let file = create_file(dir, &path).map_err(|source| JournalError::Io {
+        let io = |source| JournalError::Io {
             path: path.clone(),
             source,
-        })?;
-        let backend = FileBackend::new(file).map_err(|error| JournalError::open(&path, error))?;
-        Self::open_backend(backend, path, scope)
+        };
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(io)?;
+        match OpenOptions::new().read(true).write(true).open(&path) {
+            Ok(file) => {
+                let backend = FileBackend::new(file).map_err(|error| JournalError::open(&path, error))?;
+                Self::open_backend(backend, path, scope)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::make(dir, &path, scope),
+            Err(error) => Err(io(error)),
+        }
+    }
+
+    /// Makes a journal for this user alone. It gets its name once it is one, so that what a crash leaves of it before is not
+    /// taken for a damaged journal.
+    fn make(dir: &Path, path: &Path, scope: &str) -> Result<Self, JournalError> {
+        let io = |source| JournalError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let unnamed = dir.join(format!("journal.redb.{}", Uuid::new_v4().simple()));
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600);
+        let file = file.open(&unnamed).map_err(io)?;
+        let made = FileBackend::new(file)
+            .map_err(|error| JournalError::open(path, error))
+            .and_then(|backend| Self::open_backend(backend, path.to_owned(), scope))
+            .and_then(|journal| match fs::hard_link(&unnamed, path) {
+                Ok(()) => Ok(journal),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    Err(JournalError::InUse { path: path.to_owned() })
+                }
+                Err(error) => Err(io(error)),
+            });
+        // It has a better name, or is of no use. That name must survive a crash as well as the content.
+        fs::remove_file(&unnamed).map_err(io)?;
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(io)?;
+        made
     }
 
     /// The same on any storage; `path` stands in messages.
@@ -219,22 +257,6 @@ fn insert(write: &WriteTransaction, number: u64, batch: &[u8]) -> Result<(), Jou
     bytes.extend_from_slice(batch);
     batches.insert(number, bytes.as_slice()).map_err(JournalError::write)?;
     Ok(())
-}
-
-/// Opens the file, or makes it and its folder for this user alone.
-fn create_file(dir: &Path, path: &Path) -> io::Result<File> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    match options.open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let file = options.create(true).mode(0o600).open(path)?;
-            // The name must survive a crash as well as the content.
-            File::open(dir)?.sync_all()?;
-            Ok(file)
-        }
-        opened => opened,
-    }
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ async fn a_server_that_cannot_write_says_nothing_more() {
     let kept = JobId(Uuid::from_u128(1));
     assert_eq!(driver.decide(submit(1)).await, Ok(Some(kept)));
 
-    disk.fail();
+    disk.fail_after(0);
     let lost = JobId(Uuid::from_u128(2));
     assert_eq!(
         driver.decide(submit(2)).await,

@@ -40,6 +40,26 @@ fn what_was_appended_comes_back_in_order_and_the_epoch_grows() {
 }
 
 #[test]
+fn a_journal_has_no_name_before_it_is_one_and_is_made_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = || {
+        let entries = fs::read_dir(dir.path()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+    };
+    let path = dir.path().join("journal.redb");
+    // Somebody else was faster.
+    let first = Journal::make(dir.path(), &path, SCOPE).unwrap();
+    let error = Journal::make(dir.path(), &path, SCOPE).unwrap_err();
+    assert!(matches!(error, JournalError::InUse { .. }), "{error}");
+    assert_eq!(names(), ["journal.redb"]);
+    drop(first);
+    // A crash in the middle of making it left something.
+    fs::rename(&path, dir.path().join("journal.redb.0123")).unwrap();
+    assert_eq!(Journal::open(dir.path(), SCOPE).unwrap().epoch(), Epoch(1));
+    assert_eq!(Journal::open(dir.path(), SCOPE).unwrap().epoch(), Epoch(2));
+}
+
+#[test]
 fn one_batch_can_take_the_place_of_all() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::open(dir.path(), SCOPE).unwrap();

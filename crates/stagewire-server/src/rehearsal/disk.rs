@@ -54,9 +54,10 @@ impl Disk {
         })))
     }
 
-    /// Lets no more writes pass.
-    pub fn fail(&self) {
-        self.0.lock().unwrap().fails_after = 0;
+    /// Lets so many more operations pass.
+    pub fn fail_after(&self, more: usize) {
+        let mut state = self.0.lock().unwrap();
+        state.fails_after = state.operations.saturating_add(more);
     }
 
     /// Says from now on that a sync is done, and syncs nothing: a disk that no journal can live with.

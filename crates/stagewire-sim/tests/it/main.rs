@@ -1,0 +1,3 @@
+//! The integration tests of the simulator: the fault harness of the orchestrator.
+
+mod faults;
