@@ -126,7 +126,7 @@ fn a_seed_decides_everything() {
 #[test]
 fn broken_promises_are_found() {
     let found = |mutant, expected: &[&str]| {
-        let mut failures = (0..40).filter_map(|seed| {
+        let mut failures = (0..300).filter_map(|seed| {
             let scenario = Scenario {
                 mutant: Some(mutant),
                 ..Scenario::of(seed)
@@ -136,7 +136,7 @@ fn broken_promises_are_found() {
             Some((seed, message.map_or_else(|_| "?".to_owned(), |message| *message)))
         });
         let failure = failures.next();
-        let (seed, failure) = failure.unwrap_or_else(|| panic!("{mutant:?} was not found in 40 seeds"));
+        let (seed, failure) = failure.unwrap_or_else(|| panic!("{mutant:?} was not found in 300 seeds"));
         println!("{mutant:?} is found by seed {seed}: {failure:.200}");
         assert!(
             expected.iter().any(|expected| failure.contains(expected)),

@@ -29,6 +29,8 @@ pub(super) struct Agent {
     pub(super) incarnation: Incarnation,
     pub(super) stage: StageName,
     pub(super) slots: u32,
+    /// Attempts that it runs together.
+    pub(super) max_batch: u32,
     pub(super) link: Link,
     /// Number of its stream; what comes on an earlier one counts for nothing.
     pub(super) session: u64,
@@ -61,11 +63,12 @@ pub(super) struct Task {
 }
 
 impl Agent {
-    pub(super) fn new(incarnation: Incarnation, stage: StageName, slots: u32) -> Self {
+    pub(super) fn new(incarnation: Incarnation, stage: StageName, slots: u32, max_batch: u32) -> Self {
         Self {
             incarnation,
             stage,
             slots,
+            max_batch,
             link: Link::Down,
             session: 0,
             slow: Duration::ZERO,
@@ -84,6 +87,7 @@ impl Agent {
                 incarnation: self.incarnation,
                 stage: self.stage.clone(),
                 slots: self.slots,
+                max_batch: self.max_batch,
                 name: format!("{}-worker", self.stage),
             },
             running: self.tasks.keys().copied().collect(),
@@ -97,7 +101,9 @@ impl Agent {
         if self.tasks.contains_key(&token) {
             return None;
         }
-        if self.tasks.len() + self.offers.len() >= self.slots as usize && !self.offers.contains_key(&token) {
+        if self.tasks.len() + self.offers.len() >= (self.slots * self.max_batch) as usize
+            && !self.offers.contains_key(&token)
+        {
             let failure = failure(ErrorClass::Exhausted, "its slots are in use");
             return Some(Input::Decline { worker, token, failure });
         }

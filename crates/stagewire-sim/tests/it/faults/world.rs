@@ -185,10 +185,18 @@ impl World {
         let classes = self.scenario.topology.classes();
         let class = classes[self.random.index(classes.len())].name.to_string();
         let late = self.random.chance(0.1);
+        let stages = self.scenario.topology.stages();
+        let first = stages[0].name.clone();
+        let skip = if stages.len() > 1 && self.random.chance(0.1) {
+            vec![first]
+        } else {
+            Vec::new()
+        };
         let urgency = Urgency {
             class: Some(class),
             queue_deadline: late.then(|| self.random.between(Duration::from_secs(5), Duration::from_secs(90))),
             shape: self.random.below(2),
+            skip,
         };
         let (job, params) = (JobId(self.id()), "{}".into());
         let input = Input::Submit {

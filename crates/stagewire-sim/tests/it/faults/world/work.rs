@@ -13,9 +13,11 @@ const LAST: u32 = 3;
 
 impl World {
     pub(super) fn spawn(&mut self, stage: StageName) {
-        let slots = if self.random.chance(0.5) { 1 } else { 2 };
+        // At once, or together.
+        let (slots, max_batch) = [(1, 1), (2, 1), (1, 3)][self.random.index(3)];
         let incarnation = Incarnation(self.id());
-        self.agents.insert(incarnation, Agent::new(incarnation, stage, slots));
+        self.agents
+            .insert(incarnation, Agent::new(incarnation, stage, slots, max_batch));
         self.after(Duration::ZERO, Happening::Connect(incarnation));
         self.within(Duration::from_secs(5), Happening::Renew(incarnation));
     }
