@@ -179,7 +179,8 @@ fn probe_peer(link: &Link) -> Result<(), ConnectError> {
     let reason = match read_word(pid, address) {
         Ok(word) if word == expected => return Ok(()),
         Ok(_) => "it returns other bytes than the peer says are there".to_owned(),
-        Err(_) if !link.is_alive() => {
+        // A process that is ending has no memory some time before it counts as dead.
+        Err(error) if !link.is_alive() || error.raw_os_error() == Some(libc::ESRCH) => {
             let how = "its process died".to_owned();
             return Err(ConnectError::Gone { peer, how });
         }
