@@ -137,14 +137,13 @@ impl Outgoing {
 
     /// A reader reads nothing any more and has given up, unless it has confirmed before.
     pub(super) fn leave(&mut self, attempt: Attempt, failure: Failure) {
-        let mut left = false;
-        for reader in self.readers.values_mut().filter(|reader| reader.attempt == attempt) {
-            left |= !reader.drained;
-            reader.drained = true;
-        }
-        if left {
+        let reads = |reader: &Reader| reader.attempt == attempt && !reader.drained;
+        if self.readers.values().any(reads) {
+            // First: once all readers are done, a room whose last chunk was announced has succeeded.
             self.fail(failure);
         }
+        let leaving = self.readers.values_mut().filter(|reader| reader.attempt == attempt);
+        leaving.for_each(|reader| reader.drained = true);
     }
 
     /// A receiver is gone.
@@ -211,4 +210,32 @@ pub(super) fn restarted(room: u64, generation: u64, found: u64) -> Failure {
         "kv.room_restarted",
         format!("room {room} was opened anew at prefill while it was read: generation {generation} is {found} now"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use stagewire_core::DType;
+    use stagewire_kv::{Component, Geometry};
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// A reader that gives up after the last chunk was announced, and nobody else reads, has not got everything.
+    #[test]
+    fn who_leaves_has_not_everything() {
+        let full = Component::mha("full", 1, 1, [8, 8], DType::U8);
+        let engine = Engine::new(Geometry::new(1, 4, vec![full])).expect("sizes");
+        let destination = Destination {
+            engine: engine.to_bytes().into(),
+            readers: Arc::new([0].into()),
+        };
+        let mut room = Outgoing::new(7, 1, &engine, 4);
+        let attempt = (Uuid::from_u128(1), 0);
+        assert!(room.bind(0, attempt, &destination));
+        room.send(&engine, ChunkSpec::new(0..4).pages("full", [1]).last())
+            .expect("a chunk");
+        room.leave(attempt, Failure::new(ErrorClass::Invalid, "kv.not_resident", "page 0"));
+        assert!(matches!(room.phase(), Phase::Failed(failure) if failure.reason == "kv.not_resident"));
+        assert!(room.is_released());
+    }
 }
