@@ -50,6 +50,17 @@ pub(crate) struct Connector {
     allocations: Allocations,
 }
 
+impl Connector {
+    pub(crate) fn inner(&self) -> &stagewire_connector::Connector {
+        &self.inner
+    }
+
+    /// The memory of one tensor, as part of the arena where it is.
+    pub(crate) fn lend(&self, py: Python<'_>, name: &str, tensor: &Tensor) -> PyResult<stagewire_transfer::Memory> {
+        payload::lend(py, name, tensor, Some(&self.allocations))
+    }
+}
+
 #[pymethods]
 impl Connector {
     #[new]
@@ -106,7 +117,7 @@ impl Connector {
     /// Registers a tensor's memory once, for as long as the result is kept.
     fn register(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<Registered> {
         runtime(py)?;
-        let memory = payload::lend(py, "tensor", tensor, Some(&self.allocations))?;
+        let memory = self.lend(py, "tensor", tensor)?;
         let registered = self.inner.register(memory).map_err(|error| raise_from(py, &error))?;
         Ok(Registered {
             inner: Mutex::new(Some(registered)),

@@ -1,6 +1,12 @@
 //! `stagewire.kv`: geometry, handshake and plans of KV caches. `python/stagewire/kv.py` gives them their public names.
 
 mod columns;
+mod receiver;
+mod room;
+mod sender;
+
+pub(crate) use receiver::{KvReceiver, KvReceiverRoom};
+pub(crate) use sender::{KvSender, KvSenderRoom};
 
 use std::collections::BTreeMap;
 

@@ -48,7 +48,7 @@ mod _native {
     #[pymodule_export]
     use super::handle::Handle;
     #[pymodule_export]
-    use super::kv::{KvEngine, KvPair, KvPlan, kv_handshake};
+    use super::kv::{KvEngine, KvPair, KvPlan, KvReceiver, KvReceiverRoom, KvSender, KvSenderRoom, kv_handshake};
     #[pymodule_export]
     use super::pending::Pending;
     #[pymodule_export]

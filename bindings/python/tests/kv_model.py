@@ -6,6 +6,7 @@ rank. So the pools have what real ranks have, and the logits say whether the cac
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ _SMALL: dict[str, Any] = {
 }
 
 
+@functools.cache
 def build(name: str) -> PreTrainedModel:
     """The model of this name: the same weights in every process."""
     torch.set_num_threads(1)
@@ -98,6 +100,8 @@ class Pools:
 
     engine: kv.Engine
     seed: int
+    # Whose shared memory they are in, if they are.
+    connector: kv.Connector | None = None
     pages: dict[str, list[int]] = field(init=False)
     ranks: list[dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]]] = field(init=False)
 
@@ -121,7 +125,8 @@ class Pools:
         heads = len(self.heads(component, rank))
         shape = (self.engine.num_pages[component.name], PAGE, heads, component.k_dim)
         dtype = getattr(torch, component.dtype.removeprefix("torch."))
-        return [torch.full(shape, torch.nan, dtype=dtype) for _ in range(component.layers)]
+        make = torch.empty if self.connector is None else self.connector.allocate
+        return [make(shape, dtype=dtype).fill_(torch.nan) for _ in range(component.layers)]
 
     def heads(self, component: kv.Component, rank: int) -> range:
         """The heads of a rank, by the definition: split evenly, or replicated over neighbours."""
@@ -175,6 +180,52 @@ def prefill(model: PreTrainedModel, pools: Pools) -> Iterator[tuple[int, int, to
                     # A window's layer keeps the window alone.
                     pools.write(component, layer, hi - component.window, (held.keys, held.values))
         yield lo, hi, logits
+
+
+class Prefill:
+    """The ranks of a prefill engine in a process of its own."""
+
+    def __init__(self, run_dir: str, name: str, tp_size: int, transport: str) -> None:
+        self.model = build(name)
+        self.connector = kv.Connector("prefill", transports=[transport, "tcp"], run_dir=run_dir)
+        shared = self.connector if transport == "shm" else None
+        self.pools = Pools(engine(self.model, tp_size), seed=1, connector=shared)
+        self.senders = [
+            kv.Sender(self.connector, self.pools.engine, rank, buffers) for rank, buffers in enumerate(self.pools.ranks)
+        ]
+
+    def run(self, room: int) -> None:
+        """Runs the prompt, and hands over each chunk once it is computed; the logits go along with the last."""
+        rooms = [sender.room(room, SEQ_LEN) for sender in self.senders]
+        pages = self.pools.pages
+        for lo, hi, logits in prefill(self.model, self.pools):
+            last = hi == SEQ_LEN
+            part = {"full": pages["full"][lo // PAGE : -(-hi // PAGE)]}
+            if last:
+                part["swa"] = [page for page in pages["swa"] if page >= 0]
+            for made in rooms:
+                aux = logits.float().numpy().tobytes() if last else None
+                made.send((lo, hi), part, last=last, aux=aux)
+        assert all(made.wait_released(30) for made in rooms)
+        assert [made.phase for made in rooms] == ["success"] * len(rooms)
+
+
+_PREFILL: list[Prefill] = []
+
+
+def start(run_dir: str, name: str, tp_size: int, transport: str) -> list[bytes]:
+    """Starts prefill, in place of what was there, and returns the handles of its ranks."""
+    while _PREFILL:
+        for sender in (old := _PREFILL.pop()).senders:
+            sender.close()
+        old.connector.close()
+    _PREFILL.append(Prefill(run_dir, name, tp_size, transport))
+    return [sender.handle for sender in _PREFILL[0].senders]
+
+
+def run(room: int) -> None:
+    """Runs the prompt."""
+    _PREFILL[0].run(room)
 
 
 def resumed(model: PreTrainedModel, pools: Pools) -> DynamicCache:

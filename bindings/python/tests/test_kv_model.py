@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from remote import Remote
 from stagewire import kv
 
 pytest.importorskip("transformers", reason="transformers is not installed: run make setup")
@@ -15,17 +17,17 @@ import kv_model
 from kv_model import PAGE, SEQ_LEN, Pools
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
-@pytest.fixture(scope="module", params=["gpt-oss", "gemma-3"])
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return kv_model.build(request.param)
+NAMES = ["gpt-oss", "gemma-3"]
 
 
-@pytest.fixture(scope="module")
-def expected(model: PreTrainedModel) -> tuple[list[int], torch.Tensor]:
-    tokens, logits = kv_model.colocated(model)
+@functools.cache
+def expected(name: str) -> tuple[list[int], torch.Tensor]:
+    """The next tokens and their logits, from one engine."""
+    tokens, logits = kv_model.colocated(kv_model.build(name))
     assert len(set(tokens)) > 8, f"a model that repeats itself would notice nothing: {tokens}"
     return tokens, logits
 
@@ -55,26 +57,71 @@ def move(pair: kv.Pair, source: Pools, target: Pools, *, components: list[str], 
             flat[1].copy_(flat[0])
 
 
-@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 1), (1, 1)])
+class Here:
+    """Prefill in this process; the records of all routes are copied one by one."""
+
+    def __call__(self, name: str, prefill_tp: int, target: Pools) -> torch.Tensor:
+        model = kv_model.build(name)
+        source = Pools(kv_model.engine(model, prefill_tp), seed=1)
+        pair = kv.handshake(source.engine, target.engine)
+        all_logits = []
+        for lo, hi, logits in kv_model.prefill(model, source):
+            move(pair, source, target, components=["full"], tokens=(lo, hi))
+            all_logits.append(logits)
+        move(pair, source, target, components=["swa"], tokens=None)
+        return all_logits[-1]
+
+
+class Elsewhere:
+    """Prefill in another process, which hands over in rooms."""
+
+    def __init__(self, remote: Remote, run_dir: Path, transport: str) -> None:
+        self.remote = remote
+        self.run_dir = run_dir
+        self.transport = transport
+
+    def __call__(self, name: str, prefill_tp: int, target: Pools) -> torch.Tensor:
+        handles = self.remote(kv_model.start, str(self.run_dir), name, prefill_tp, self.transport)
+        with kv.Connector("decode", run_dir=self.run_dir) as connector:
+            receivers = [
+                kv.Receiver(connector, target.engine, rank, buffers) for rank, buffers in enumerate(target.ranks)
+            ]
+            self.remote.start(kv_model.run, 7)
+            rooms = [made.room(7, handles, SEQ_LEN, pages=target.pages) for made in receivers]
+            assert all(room.wait(30) for room in rooms)
+            self.remote.answer()
+            aux = rooms[0].aux
+            assert aux is not None
+            for made in receivers:
+                made.close()
+        return torch.frombuffer(bytearray(aux), dtype=torch.float32)[None].to(kv_model.build(name).dtype)
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[Remote]:
+    with Remote() as made:
+        yield made
+
+
+@pytest.mark.parametrize("way", ["records", "shm", "cma", "tcp"])
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 1)])
+@pytest.mark.parametrize("name", NAMES)
 def test_decoding_goes_on_as_if_nothing_had_moved(
-    model: PreTrainedModel, expected: tuple[list[int], torch.Tensor], prefill_tp: int, decode_tp: int
+    run_dir: Path, remote: Remote, name: str, prefill_tp: int, decode_tp: int, way: str
 ) -> None:
-    source = Pools(kv_model.engine(model, prefill_tp), seed=1)
+    model = kv_model.build(name)
     target = Pools(kv_model.engine(model, decode_tp), seed=2)
-    pair = kv.handshake(source.engine, target.engine)
-    for lo, hi, last in kv_model.prefill(model, source):
-        move(pair, source, target, components=["full"], tokens=(lo, hi))
-        logits = last
-    move(pair, source, target, components=["swa"], tokens=None)
+    hand_over = Here() if way == "records" else Elsewhere(remote, run_dir, way)
+    logits = hand_over(name, prefill_tp, target)
     tokens, all_logits = kv_model.decode(model, kv_model.resumed(model, target), logits)
-    assert tokens == expected[0]
-    assert torch.equal(all_logits, expected[1])
+    assert tokens == expected(name)[0]
+    assert torch.equal(all_logits, expected(name)[1])
 
 
-def test_logits_tell_when_a_page_or_a_head_is_another(
-    model: PreTrainedModel, expected: tuple[list[int], torch.Tensor]
-) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_tell_when_a_page_or_a_head_is_another(name: str) -> None:
     """Else the test above would say less than it seems to: in each buffer the first page counts, and the last."""
+    model = kv_model.build(name)
     source = Pools(kv_model.engine(model, 1), seed=1)
     *_, (_, _, logits) = kv_model.prefill(model, source)
     for component, kind in itertools.product(source.engine.components, (0, 1)):
@@ -86,5 +133,5 @@ def test_logits_tell_when_a_page_or_a_head_is_another(
                 kept = row.clone()
                 row.neg_()
                 _, changed = kv_model.decode(model, kv_model.resumed(model, source), logits)
-                assert not torch.equal(changed, expected[1]), (component.name, layer, kind, token, head)
+                assert not torch.equal(changed, expected(name)[1]), (component.name, layer, kind, token, head)
                 row.copy_(kept)

@@ -4,7 +4,7 @@
 * `stagewire.modular.stages`: a diffusers modular pipeline handed over whole.
 * `stagewire.diffusion.DiffusionConnector`: hands tensors from process to process, without a server.
 * `stagewire.mooncake.EngineTransport`: moves tensors between hosts over Mooncake's transfer engine.
-* `stagewire.kv`: plans KV-cache transfers between engines of different tensor-parallel size.
+* `stagewire.kv`: KV caches between engines of different tensor-parallel size, planned and moved.
 * `Client`, `AsyncClient`: submit jobs to a server, follow them, fetch what they made.
 * `stagewire.errors`: one exception class for each class of error.
 * ``python -m stagewire.worker``: runs one stage; ``stagewire up`` starts it.

@@ -52,7 +52,8 @@ async def result(pending: Pending | Flag) -> Any:
     return pending.take()
 
 
-async def _within(pending: Pending | Flag, timeout: float | None) -> bool:
+async def within(pending: Pending | Flag, timeout: float | None) -> bool:
+    """Waits until it is over; false where it is not within `timeout` seconds."""
     try:
         await asyncio.wait_for(over(pending), limit(timeout))
     except TimeoutError:
@@ -71,7 +72,7 @@ class StageHandle(Published):
             return True
         settling = self._publication.settling()
         try:
-            if not await _within(settling, timeout):
+            if not await within(settling, timeout):
                 return False
             with naming(self.request_id, self.stage):
                 settling.take()
@@ -94,7 +95,7 @@ class StageHandle(Published):
         """See `stagewire.diffusion.StageHandle.wait_released`."""
         released = self._mine().released()
         try:
-            return await _within(released, timeout)
+            return await within(released, timeout)
         finally:
             released.cancel()
 
@@ -102,7 +103,7 @@ class StageHandle(Published):
         """See `stagewire.diffusion.StageHandle.wait_unread`."""
         unread = self._mine().unread()
         try:
-            return await _within(unread, timeout)
+            return await within(unread, timeout)
         finally:
             unread.cancel()
 

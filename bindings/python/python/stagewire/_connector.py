@@ -10,7 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from . import _arguments, _config, _rundir
-from ._bundle import Imported, dtype_name, exporter, framework_of, wrap
+from ._allocate import allocate
+from ._bundle import Imported, wrap
 from ._consume import Destinations, Reader
 from ._device import Copier, Staging
 from ._handle import Described, Published, naming
@@ -243,16 +244,7 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             Exhausted: The shared memory is full.
         """
         self._check_open()
-        name = dtype_name(dtype)
-        try:
-            extents = [
-                _arguments.whole("extent", extent, "it is no shape", (1 << 63) - 1, reason="tensor.shape")
-                for extent in shape
-            ]
-        except (TypeError, Invalid):
-            raise Invalid(f"{shape!r} is no shape: extents are whole numbers from 0", reason="tensor.shape") from None
-        export = exporter(framework or framework_of(dtype), [name])
-        return export(self._native.allocate(name, extents))
+        return allocate(self._native, shape, dtype, framework)
 
     def register(self, tensor: Any) -> Registered:
         """Registers a tensor's memory once: publishing it again and again registers nothing more.

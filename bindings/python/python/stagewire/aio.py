@@ -1,4 +1,7 @@
-"""Client and connector for asyncio: the names of `stagewire.client` and `stagewire.diffusion`, to be awaited."""
+"""Client, connector and KV caches for asyncio.
+
+The names of `stagewire.client`, `stagewire.diffusion` and, with ``Kv`` before them, `stagewire.kv`, to be awaited.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import httpx2
 
 from . import _http, _inputs
 from ._aio_connector import DiffusionConnector, StageHandle, StreamingPublish
+from ._aio_kv import KvReceiver, KvReceiverRoom, KvSender, KvSenderRoom
 from ._http import Event, Following, Place
 from .errors import NotFound, Unavailable
 
@@ -25,6 +29,10 @@ __all__ = [
     "AsyncJob",
     "AsyncJobResult",
     "DiffusionConnector",
+    "KvReceiver",
+    "KvReceiverRoom",
+    "KvSender",
+    "KvSenderRoom",
     "StageHandle",
     "StreamingPublish",
 ]
