@@ -38,6 +38,7 @@ fn serve(topology: Topology) {
             slots: 1,
             max_batch: 1,
             name: stage.name.to_string(),
+            member: None,
         };
         world.does(Input::WorkerAttached { worker, running: vec![], holding: vec![] });
     }

@@ -59,6 +59,7 @@ const OTHER: [&str; 44] = [
     "keeper.sock",
     "libnixl.so",
     "libnixl_capi.so",
+    "member.group",
     "memory.current",
     "memory.limit_in_bytes",
     "memory.max",

@@ -10,8 +10,8 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use stagewire_connector::ConsumeOptions;
-use stagewire_connector::worker::{self, Output, WorkerOptions};
-use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Progress, StageName};
+use stagewire_connector::worker::{self, Output, TaskError, WorkerOptions};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Member, Progress, StageName};
 
 use crate::connector::{seconds, stats};
 use crate::consumer::Consumer;
@@ -32,7 +32,7 @@ pub(crate) struct Worker {
 #[pymethods]
 impl Worker {
     #[staticmethod]
-    #[pyo3(signature = (*, run_dir, pipeline, stage, name, slots, max_batch, arena_bytes, attach_within))]
+    #[pyo3(signature = (*, run_dir, pipeline, stage, name, slots, max_batch, member=None, arena_bytes, attach_within))]
     #[expect(clippy::too_many_arguments, reason = "named by the caller, one for each option")]
     fn attach(
         py: Python<'_>,
@@ -42,15 +42,21 @@ impl Worker {
         name: String,
         slots: u32,
         max_batch: u32,
+        member: Option<(String, u32, u32)>,
         arena_bytes: u64,
         attach_within: f64,
     ) -> PyResult<Self> {
         let stage = StageName::new(stage).map_err(|error| invalid(py, "stage.name", error.to_string()))?;
+        let member = member.map(|(group, rank, world)| {
+            let group = StageName::new(&group).map_err(|error| invalid(py, "worker.options", error.to_string()))?;
+            PyResult::Ok(Member { group, rank, world })
+        });
         let options = WorkerOptions {
             pipeline,
             name,
             slots,
             max_batch,
+            member: member.transpose()?,
             arena_limit: ByteCount(arena_bytes),
             attach_within: seconds(py, Some(attach_within))?.unwrap_or_default(),
             ..WorkerOptions::new(run_dir, stage)
@@ -131,6 +137,12 @@ impl Task {
             .collect()
     }
 
+    /// Which rank of its group this is, and how many there are; 0 and 1 for a worker on its own.
+    #[getter]
+    fn rank(&self) -> (u32, u32) {
+        self.inner.member().map_or((0, 1), |member| (member.rank, member.world))
+    }
+
     /// Whether this is the last stage: its output is the job's result.
     #[getter]
     fn last(&self) -> bool {
@@ -181,11 +193,13 @@ impl Task {
             tensors,
         };
         let ended = wait(py, self.inner.complete(output))?;
-        ended.map_err(|error| {
-            let failure = error.to_failure();
-            let must_stop = self.inner.stop().is_stopped() || failure.class == ErrorClass::Fenced;
-            raise(py, &if must_stop { stopped(failure) } else { failure })
-        })
+        ended.map_err(|error| self.not_ended(py, &error))
+    }
+
+    /// Ends the attempt well on a rank above 0, which hands nothing over; returns once rank 0 has completed.
+    fn follow(&self, py: Python<'_>) -> PyResult<()> {
+        let ended = wait(py, self.inner.follow())?;
+        ended.map_err(|error| self.not_ended(py, &error))
     }
 
     /// Ends the attempt with a failure, or, where it was told to stop, says that it has. Does nothing to one that has
@@ -202,6 +216,15 @@ impl Task {
             details,
             ..Failure::new(class, reason, message)
         });
+    }
+}
+
+impl Task {
+    /// Why the attempt did not end well.
+    fn not_ended(&self, py: Python<'_>, error: &TaskError) -> PyErr {
+        let failure = error.to_failure();
+        let must_stop = self.inner.stop().is_stopped() || failure.class == ErrorClass::Fenced;
+        raise(py, &if must_stop { stopped(failure) } else { failure })
     }
 }
 

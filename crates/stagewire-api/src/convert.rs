@@ -1,8 +1,8 @@
 use std::fmt;
 
 use stagewire_core::{
-    Attempt, Classify, Epoch, ErrorClass, Failure, Handover, Incarnation, JobId, NameError, PayloadId, Progress,
-    StageName, Timestamp, Token, TransferMode,
+    Attempt, Classify, Epoch, ErrorClass, Failure, Handover, Incarnation, JobId, Member, NameError, PayloadId,
+    Progress, StageName, Timestamp, Token, TransferMode,
 };
 use uuid::Uuid;
 
@@ -170,6 +170,14 @@ impl v1::Hello {
         id("hello.incarnation", &self.incarnation).map(Incarnation)
     }
 
+    /// The worker's place in a group, where it is in one.
+    ///
+    /// # Errors
+    /// [`WireError::Name`].
+    pub fn member(&self) -> Result<Option<Member>, WireError> {
+        self.member.clone().map(Member::try_from).transpose()
+    }
+
     /// The stage that the worker serves.
     ///
     /// # Errors
@@ -215,6 +223,28 @@ impl v1::Input {
     /// [`WireError::Name`].
     pub fn stage(&self) -> Result<StageName, WireError> {
         name("input.stage", &self.stage)
+    }
+}
+
+impl From<Member> for v1::Member {
+    fn from(member: Member) -> Self {
+        Self {
+            group: member.group.to_string(),
+            rank: member.rank,
+            world: member.world,
+        }
+    }
+}
+
+impl TryFrom<v1::Member> for Member {
+    type Error = WireError;
+
+    fn try_from(member: v1::Member) -> Result<Self, WireError> {
+        Ok(Self {
+            group: name("member.group", &member.group)?,
+            rank: member.rank,
+            world: member.world,
+        })
     }
 }
 

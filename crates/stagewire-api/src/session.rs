@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use stagewire_core::{Failure, Incarnation, PayloadId, ProcessRef, Progress, StageName, Token};
+use stagewire_core::{Failure, Incarnation, Member, PayloadId, ProcessRef, Progress, StageName, Token};
 use tokio::sync::{mpsc, watch};
 
 use crate::outbox::Outbox;
@@ -34,6 +34,8 @@ pub struct SessionOptions {
     pub slots: u32,
     /// Attempts of one shape that it runs together, where it has one slot.
     pub max_batch: u32,
+    /// Its place in a group that runs every attempt together, where it is in one.
+    pub member: Option<Member>,
     /// How long to look for a server at first. Once attached, the server says how long to look for it again.
     pub attach_within: Duration,
 }

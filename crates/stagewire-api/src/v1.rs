@@ -102,6 +102,16 @@ pub mod worker_message {
         Stopped(super::Token),
     }
 }
+/// The place of a worker in a group of processes, the ranks, that run every attempt together.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Member {
+    #[prost(string, tag = "1")]
+    pub group: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub rank: u32,
+    #[prost(uint32, tag = "3")]
+    pub world: u32,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hello {
     #[prost(uint32, tag = "1")]
@@ -134,6 +144,9 @@ pub struct Hello {
     /// Attempts of one shape that it runs together; 0 is 1.
     #[prost(uint32, tag = "12")]
     pub max_batch: u32,
+    /// Its place in a group, where it is in one.
+    #[prost(message, optional, tag = "13")]
+    pub member: ::core::option::Option<Member>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Decline {
@@ -256,6 +269,9 @@ pub struct Offer {
     /// The parameters of type `input`.
     #[prost(message, repeated, tag = "7")]
     pub files: ::prost::alloc::vec::Vec<InputFile>,
+    /// The worker's place in its group. Ranks above 0 hand nothing over.
+    #[prost(message, optional, tag = "8")]
+    pub member: ::core::option::Option<Member>,
 }
 /// A parameter that is an input of the job, and the file on the server's host.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

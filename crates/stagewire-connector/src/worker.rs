@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use stagewire_api::{RunDir, SessionOptions, WorkerSession};
-use stagewire_core::{ByteCount, ErrorClass, Failure, StageName, Token};
+use stagewire_core::{ByteCount, ErrorClass, Failure, Member, StageName, Token};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
@@ -43,6 +43,8 @@ pub struct WorkerOptions {
     pub slots: u32,
     /// Attempts of one shape that it runs together, where it has one slot: see [`Worker::next_batch`].
     pub max_batch: u32,
+    /// Its place in a group that runs every attempt together, where it is in one: see [`Task::follow`].
+    pub member: Option<Member>,
     /// Most bytes of shared memory.
     pub arena_limit: ByteCount,
     /// What carries the bytes, as in [`ConnectorOptions::transports`].
@@ -61,6 +63,7 @@ impl WorkerOptions {
             stage,
             slots: 1,
             max_batch: 1,
+            member: None,
             arena_limit: ByteCount(1 << 30),
             transports: Carrier::DEFAULT.to_vec(),
             attach_within: Duration::from_secs(60),
@@ -121,6 +124,7 @@ struct Offered {
     files: Vec<InputFile>,
     inputs: Vec<TaskInput>,
     output: OutputPlan,
+    member: Option<Member>,
 }
 
 impl Worker {
@@ -144,6 +148,7 @@ impl Worker {
             name: options.name,
             slots: options.slots,
             max_batch: options.max_batch,
+            member: options.member,
             attach_within: options.attach_within,
         });
         let (session, events) = match session.await {

@@ -30,6 +30,7 @@ mod handle;
 mod id;
 mod lease;
 mod manifest;
+mod member;
 mod payload;
 mod record;
 mod tensor;
@@ -44,6 +45,7 @@ pub use handle::{Handle, HandleError, Peer, ProcessRef, RegionRef, TransferMode,
 pub use id::{Attempt, Epoch, Incarnation, JobId, NameError, PayloadId, StageName, Token};
 pub use lease::{Lease, LeaseError};
 pub use manifest::{Entry, EntryValue, MAX_METADATA, Manifest, PayloadKind};
+pub use member::Member;
 pub use payload::{PayloadLife, PayloadPhase};
 pub use record::{Record, RecordError};
 pub use tensor::{SchemaError, TensorSpec};

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{Attempt, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Token};
+use stagewire_core::{Attempt, Failure, Handover, Incarnation, JobId, Member, PayloadId, Progress, StageName, Token};
 
 use crate::{Event, OutputSpec, PayloadInfo};
 
@@ -66,6 +66,8 @@ pub struct Offer {
     pub output: OutputSpec,
     /// How long the offer stands.
     pub answer_within: Duration,
+    /// The worker's place in its group. Ranks above 0 are granted at once what they are offered, and hand nothing over.
+    pub member: Option<Member>,
 }
 
 /// One input of an attempt.

@@ -29,12 +29,13 @@ pub enum Event {
     JobEnded { job: JobId, outcome: Outcome },
     /// Nobody will ask for the ended job any more.
     JobForgotten { job: JobId },
-    /// The attempt may run, in a batch of so many.
+    /// The attempt may run, in a batch of so many, on the worker and the other ranks of its group.
     AttemptGranted {
         token: Token,
         stage: StageName,
         worker: Incarnation,
         batch: u32,
+        ranks: Vec<Incarnation>,
     },
     /// The attempt has published its output.
     Published { token: Token, payload: PayloadInfo },

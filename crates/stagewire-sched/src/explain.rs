@@ -33,6 +33,12 @@ pub enum WaitCause {
     },
     /// A worker of the stage: none is attached. `away` ones may come back.
     NoWorker { away: u32 },
+    /// The other ranks of a group: `attached` of `world` are there, and nobody else serves the stage.
+    Ranks {
+        group: StageName,
+        attached: u32,
+        world: u32,
+    },
     /// A free slot: of `advertised` ones `running` are used, `reserved` offered, `stopping` not yet freed by attempts that were told to stop, and `paused` belong to workers that
     /// declined an offer or did not answer it; `declined` says why the last of them did. `ahead` jobs of its class come first, and `others` wait in other classes, which get their
     /// share in between.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use stagewire_core::{ByteCount, Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Token};
+use stagewire_core::{
+    ByteCount, Epoch, Failure, Handover, Incarnation, JobId, Member, PayloadId, Progress, StageName, Token,
+};
 
 /// Something that happened outside. [`Sched::decide`](crate::Sched::decide) says what follows from it.
 ///
@@ -191,12 +193,14 @@ pub struct WorkerInfo {
     pub max_batch: u32,
     /// Its name for people; need not be unique.
     pub name: String,
+    /// Its place in a group that runs every attempt together, for a worker of one slot at a stage of kind admission.
+    pub member: Option<Member>,
 }
 
 impl WorkerInfo {
     /// Whether it offers other capacity than before, which the same life of a worker cannot.
-    pub(crate) const fn differs(&self, other: &Self) -> bool {
-        self.slots != other.slots || self.max_batch != other.max_batch
+    pub(crate) fn differs(&self, other: &Self) -> bool {
+        self.slots != other.slots || self.max_batch != other.max_batch || self.member != other.member
     }
 
     /// Attempts that it may have at the same time.

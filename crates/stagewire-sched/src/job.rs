@@ -188,7 +188,21 @@ pub struct Running {
     pub price: Option<Duration>,
     /// Attempts that were offered together, this one included.
     pub batch: u32,
+    /// The other ranks of its worker's group, which run it as well.
+    pub ranks: Vec<Incarnation>,
     pub(crate) inputs: Vec<PayloadId>,
+}
+
+impl Running {
+    /// Its worker, and the other ranks of that one's group.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = Incarnation> {
+        std::iter::once(self.worker).chain(self.ranks.iter().copied())
+    }
+
+    /// Whether the worker runs it, at whatever rank.
+    pub(crate) fn is_run_by(&self, worker: Incarnation) -> bool {
+        self.workers().any(|other| other == worker)
+    }
 }
 
 /// The output of a stage of a job. A last stage has none.

@@ -64,6 +64,7 @@
 //!     slots: 1,
 //!     max_batch: 1,
 //!     name: "painter".to_owned(),
+//!     member: None,
 //! };
 //! drive(&mut sched, now, Input::WorkerAttached { worker, running: vec![], holding: vec![] })?;
 //! let job: JobId = "00000000-0000-7000-8000-000000000002".parse()?;

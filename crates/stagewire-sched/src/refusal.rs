@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Classify, Epoch, ErrorClass, Incarnation, JobId, PayloadId, StageName, Token};
+use stagewire_core::{ByteCount, Classify, Epoch, ErrorClass, Incarnation, JobId, Member, PayloadId, StageName, Token};
 
 /// Why an input changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -72,6 +72,37 @@ pub enum Refusal {
         max_batch: u32,
         slots: u32,
     },
+    #[error(
+        "worker {worker} of stage {stage} is to be rank {rank} of {world} of group {group}; a group has 1 to {most} ranks, \
+         counted from 0, each with one slot, at a stage of kind admission", rank = .member.rank, world = .member.world,
+        group = .member.group
+    )]
+    Member {
+        worker: Incarnation,
+        stage: StageName,
+        member: Member,
+        most: u32,
+    },
+    #[error(
+        "worker {worker} of stage {stage} cannot be rank {mine} of {asked} of group {group}: worker {other} is rank {rank} of \
+         {world}; end that one, or name another group", mine = .member.rank, asked = .member.world, group = .member.group
+    )]
+    RankTaken {
+        worker: Incarnation,
+        stage: StageName,
+        member: Member,
+        other: Incarnation,
+        rank: u32,
+        world: u32,
+    },
+    #[error(
+        "worker {worker} is not rank 0 of its group, and publishes {payload} for attempt {token}; rank 0 publishes for all"
+    )]
+    NotRankZero {
+        worker: Incarnation,
+        token: Token,
+        payload: PayloadId,
+    },
     #[error("worker {worker} says that it runs {running} attempts, with {slots} slots")]
     TooManyRunning {
         worker: Incarnation,
@@ -115,6 +146,7 @@ impl Classify for Refusal {
             | Self::DuplicateJob { .. }
             | Self::KeyConflict { .. }
             | Self::JobEnded { .. }
+            | Self::RankTaken { .. }
             | Self::WorkerChanged { .. }
             | Self::PublishedTwice { .. }
             | Self::PayloadInUse { .. } => ErrorClass::Conflict,
@@ -126,6 +158,8 @@ impl Classify for Refusal {
             | Self::QueueDeadline { .. }
             | Self::Slots { .. }
             | Self::Batch { .. }
+            | Self::Member { .. }
+            | Self::NotRankZero { .. }
             | Self::TooManyRunning { .. }
             | Self::NoConsumer { .. } => ErrorClass::Invalid,
         }
@@ -146,6 +180,9 @@ impl Classify for Refusal {
             Self::NothingToDo { .. } => "job.nothing_to_do",
             Self::Slots { .. } | Self::TooManyRunning { .. } => "worker.slots",
             Self::Batch { .. } => "worker.batch",
+            Self::Member { .. } => "worker.rank",
+            Self::RankTaken { .. } => "worker.rank_taken",
+            Self::NotRankZero { .. } => "payload.rank",
             Self::WorkerChanged { .. } => "worker.changed",
             Self::UnknownWorker { .. } => "worker.unknown",
             Self::Stale { .. } => "attempt.superseded",
@@ -196,6 +233,33 @@ impl Classify for Refusal {
                 ("stage", stage.to_string()),
                 ("max_batch", max_batch.to_string()),
                 ("slots", slots.to_string()),
+            ],
+            Self::Member {
+                worker, stage, member, ..
+            } => vec![
+                ("worker", worker.to_string()),
+                ("stage", stage.to_string()),
+                ("group", member.group.to_string()),
+                ("rank", member.rank.to_string()),
+                ("world", member.world.to_string()),
+            ],
+            Self::RankTaken {
+                worker,
+                stage,
+                member,
+                other,
+                ..
+            } => vec![
+                ("worker", worker.to_string()),
+                ("stage", stage.to_string()),
+                ("group", member.group.to_string()),
+                ("rank", member.rank.to_string()),
+                ("other", other.to_string()),
+            ],
+            Self::NotRankZero { worker, token, payload } => vec![
+                ("worker", worker.to_string()),
+                ("token", token.to_string()),
+                ("payload", payload.to_string()),
             ],
             Self::TooManyRunning { worker, running, slots } => vec![
                 ("worker", worker.to_string()),

@@ -6,6 +6,7 @@ mod cancel;
 mod check;
 mod drain;
 mod explain;
+mod group;
 mod lost;
 mod offer;
 mod payload;
@@ -44,6 +45,8 @@ pub struct Sched {
     jobs: ById<JobId, Job>,
     keys: BTreeMap<String, JobId>,
     workers: ById<Incarnation, Worker>,
+    /// Ranks that have attached, by stage and group.
+    groups: BTreeMap<(StageIndex, StageName), BTreeMap<u32, Incarnation>>,
     /// How many slots are used by attempts of a job that were told to stop.
     stopping: BTreeMap<JobId, u32>,
     index: Index,
@@ -72,6 +75,7 @@ impl Sched {
             jobs: ById::new(),
             keys: BTreeMap::new(),
             workers: ById::new(),
+            groups: BTreeMap::new(),
             stopping: BTreeMap::new(),
             counters: Counters::default(),
         }

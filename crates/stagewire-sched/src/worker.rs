@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use stagewire_core::{Failure, Incarnation, PayloadId, StageName, Timestamp, Token};
+use stagewire_core::{Failure, Incarnation, Member, PayloadId, StageName, Timestamp, Token};
 
 use crate::WorkerInfo;
 use crate::tally::Pool;
@@ -25,6 +25,8 @@ pub struct Worker {
     pub(crate) slots: BTreeMap<Token, Slot>,
     /// How many of them are used for what.
     uses: Uses,
+    /// It leads a group whose other ranks are all there with nothing to do.
+    pub(crate) whole: bool,
     /// Payloads that it brought back and nobody has published.
     pub(crate) unclaimed: BTreeSet<PayloadId>,
     /// Attempts that it brought back and that may yet publish them.
@@ -135,7 +137,27 @@ impl Worker {
 
     /// Whether it may get offers, were a slot free.
     pub(crate) fn takes_offers(&self) -> bool {
-        self.is_attached() && !self.draining && self.paused_until.is_none()
+        self.is_attached() && !self.draining && self.paused_until.is_none() && self.leads()
+    }
+
+    /// Its place in a group, where it is in one.
+    pub fn member(&self) -> Option<&Member> {
+        self.info.as_ref()?.member.as_ref()
+    }
+
+    /// Whether it can be given work, now or once what it runs has ended: it is attached and not draining, and where it is in
+    /// a group, it leads it and every rank is there.
+    pub fn is_ready(&self) -> bool {
+        self.is_attached() && !self.draining && (self.leads() || self.leads_what_runs())
+    }
+
+    /// Whether offers go to it: it is on its own, or leads a group with every rank there.
+    fn leads(&self) -> bool {
+        self.member().is_none_or(|_| self.whole)
+    }
+
+    fn leads_what_runs(&self) -> bool {
+        self.member().is_some_and(|member| member.rank == 0) && !self.slots.is_empty()
     }
 
     pub(crate) const fn is_attached(&self) -> bool {
@@ -172,6 +194,7 @@ impl Worker {
                 running: 0,
                 stopping: 0,
             },
+            whole: false,
             unclaimed: BTreeSet::new(),
             claimed: BTreeSet::new(),
         }
@@ -200,7 +223,7 @@ impl Worker {
                 ..Pool::default()
             };
         }
-        if self.draining {
+        if !self.is_ready() {
             return Pool::default();
         }
         let Uses {

@@ -41,6 +41,7 @@ pub use skips::Skips;
 /// kind = "admission"                # work-queue (any worker takes any item) | admission (a job stays with its worker)
 /// workers = 1                       # processes that `stagewire up` starts
 /// slots = 1                         # attempts at once in each worker
+/// world = 1                         # processes of each worker, which run every attempt together; admission only, with one slot
 /// max-batch = 1                     # jobs of one shape that a worker runs together; work queues only, with one slot
 /// max-held = 16                     # payloads not yet released, above which the stage gets no more work
 /// no-progress = "300s"              # a running attempt without progress for so long is lost
@@ -117,6 +118,8 @@ pub struct Stage {
     pub workers: u32,
     /// `slots`: attempts at once in each worker, default 1.
     pub slots: u32,
+    /// `world`: processes of each worker, which run every attempt together, default 1.
+    pub world: u32,
     /// `max-batch`: jobs of one shape that a worker runs together, default 1.
     pub max_batch: u32,
     /// `max-held`: payloads not yet released above which the stage gets no more work, default 16.

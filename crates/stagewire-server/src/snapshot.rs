@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stagewire_core::{Incarnation, StageName, Timestamp};
+use stagewire_core::{Incarnation, Member, StageName, Timestamp};
 use stagewire_sched::{Counters, JobState, LinkState, Phase, Sched, Slot, StageKind, StageSpec, Worker};
 
 /// One worker.
@@ -13,6 +13,8 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) attached: bool,
     pub(crate) draining: bool,
     pub(crate) ready: bool,
+    /// Its place in a group. A group has one slot, that of rank 0.
+    pub(crate) member: Option<Member>,
     pub(crate) slots: Slots,
 }
 
@@ -62,7 +64,9 @@ impl StageSnapshot {
     }
 
     pub(crate) fn slots(&self) -> Slots {
-        self.workers.iter().fold(Slots::default(), |sum, worker| Slots {
+        let follows = |worker: &&WorkerSnapshot| worker.member.as_ref().is_some_and(|member| member.rank > 0);
+        let units = self.workers.iter().filter(|worker| !follows(worker));
+        units.fold(Slots::default(), |sum, worker| Slots {
             advertised: sum.advertised + worker.slots.advertised,
             free: sum.free + worker.slots.free,
             reserved: sum.reserved + worker.slots.reserved,
@@ -124,7 +128,8 @@ impl Snapshot {
                 name: worker.info().map(|info| info.name.clone()),
                 attached: worker.link() == LinkState::Attached,
                 draining: worker.is_draining(),
-                ready: is_ready(worker),
+                ready: worker.is_ready(),
+                member: worker.member().cloned(),
                 slots,
             });
         }
@@ -137,16 +142,11 @@ impl Snapshot {
     }
 }
 
-/// Whether a worker can be given work.
-fn is_ready(worker: &Worker) -> bool {
-    worker.link() == LinkState::Attached && !worker.is_draining()
-}
-
 /// Stages without a worker that can be given work. Takes time in proportion to the workers, and looks at no job.
 pub(crate) fn unready(sched: &Sched) -> Vec<StageName> {
     let ready: BTreeSet<&StageName> = sched
         .workers()
-        .filter(|worker| is_ready(worker))
+        .filter(|worker| worker.is_ready())
         .map(Worker::stage)
         .collect();
     let stages = sched.topology().stages().iter().map(|spec| &spec.name);
@@ -170,6 +170,7 @@ mod tests {
             slots: 1,
             max_batch: 1,
             name: "encode-0".to_owned(),
+            member: None,
         };
         let incarnation = worker.incarnation;
         let attached = Input::WorkerAttached {

@@ -90,6 +90,9 @@ class Context:
         job_id: Id of the job, a UUID.
         stage: Name of this stage.
         attempt: Counts the attempts of the job, over all its stages.
+        rank: Which process of its group this is, from 0 on; 0 where the worker is on its own. What ranks above 0 return
+            is dropped: rank 0 hands over for all.
+        world: Number of processes that run this attempt together.
     """
 
     def __init__(
@@ -101,12 +104,16 @@ class Context:
         attempt: int,
         params: Mapping[str, Any],
         inputs: Mapping[str, Input],
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         self.params: dict[str, Any] = dict(params)
         self.inputs: dict[str, Input] = _Inputs(stage, inputs)
         self.job_id = job_id
         self.stage = stage
         self.attempt = attempt
+        self.rank = rank
+        self.world = world
         self._task = task
 
     @property
@@ -134,6 +141,8 @@ class Context:
             attempt=self.attempt,
             params=self.params,
             inputs=inputs,
+            rank=self.rank,
+            world=self.world,
         )
 
     def progress(self, done: int, total: int, unit: str = "step") -> None:

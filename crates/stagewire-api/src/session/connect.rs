@@ -147,6 +147,7 @@ fn hello(options: &SessionOptions, shared: &Shared) -> v1::Hello {
         name: options.name.clone(),
         slots: options.slots,
         max_batch: options.max_batch,
+        member: options.member.clone().map(v1::Member::from),
         pid: options.process.pid,
         started: options.process.started,
         host: host_id(),

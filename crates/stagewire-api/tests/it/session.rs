@@ -34,6 +34,7 @@ impl World {
             name: "decode-0".to_owned(),
             slots: 2,
             max_batch: 1,
+            member: None,
             attach_within: Duration::from_millis(200),
         }
     }

@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex};
 
 use stagewire_api::{SessionEvent, WireError, v1};
-use stagewire_core::{Classify, ErrorClass, Failure, Handle, Peer, Token};
+use stagewire_core::{Classify, ErrorClass, Failure, Handle, Member, Peer, Token};
 use tokio::sync::mpsc;
 
 use super::output::{OfferError, OutputPlan};
@@ -262,6 +262,7 @@ fn read_offer(offer: v1::Offer) -> Result<Offered, OfferError> {
             .collect(),
         inputs,
         output: OutputPlan::read(offer.output)?,
+        member: offer.member.map(Member::try_from).transpose()?,
     })
 }
 

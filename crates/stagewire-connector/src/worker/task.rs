@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stagewire_api::v1;
-use stagewire_core::{Classify, ErrorClass, Failure, Handle, JobId, Progress, StageName, Token};
+use stagewire_core::{Classify, ErrorClass, Failure, Handle, JobId, Member, Progress, StageName, Token};
 
 pub(crate) use state::{Answer, Sent, TaskState};
 
@@ -106,6 +106,11 @@ impl Task {
     /// What the stage reads.
     pub fn inputs(&self) -> &[TaskInput] {
         &self.offered.inputs
+    }
+
+    /// The place of this worker in the group that runs the attempt, where it is in one.
+    pub fn member(&self) -> Option<&Member> {
+        self.offered.member.as_ref()
     }
 
     /// How the output is handed over.
@@ -273,10 +278,10 @@ impl Task {
         } else {
             describe(&handle)
         };
-        self.state.speak_well(Sent {
+        self.state.speak_well(Some(Sent {
             payload: handle.payload,
             result: !plan.publish,
-        })?;
+        }))?;
         let result = if plan.publish {
             let announced = lock(&self.output)
                 .as_mut()
@@ -288,6 +293,36 @@ impl Task {
         } else {
             Some(payload)
         };
+        self.completed(result).await
+    }
+
+    /// Ends the attempt well on a rank above 0 of its group, which hands nothing over. Returns once rank 0 has completed for
+    /// all.
+    ///
+    /// # Errors
+    /// [`TaskError::Cancelled`] or [`TaskError::Refused`] where the attempt has ended otherwise; [`TaskError::Ended`].
+    ///
+    /// # Cancel safety
+    /// As [`Task::finish`].
+    pub async fn follow(&self) -> Result<(), TaskError> {
+        self.check()?;
+        let token = self.state.token;
+        self.state.speak_well(None)?;
+        tokio::select! {
+            biased;
+            ended = self.completed(None) => ended,
+            // It has ended on another rank, so nobody will answer.
+            reason = self.state.stop.stopped() => {
+                self.worker.tell(|session| session.stopped(token));
+                self.worker.free(token);
+                Err(Cancelled { token, reason }.into())
+            }
+        }
+    }
+
+    /// Says that the attempt has ended well, and waits for the answer.
+    async fn completed(&self, result: Option<v1::Payload>) -> Result<(), TaskError> {
+        let token = self.state.token;
         let handovers = std::mem::take(&mut *lock(&self.state.handovers));
         let handovers = handovers.into_iter().map(v1::Handover::from).collect();
         self.worker.tell(|session| session.completed(token, result, handovers));

@@ -1,6 +1,7 @@
 //! The worker runtime against an orchestrator that does what the test says.
 
 mod batch;
+mod group;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -114,6 +115,7 @@ fn offer(attempt: u32, inputs: Vec<(&str, &Handle)>, output: v1::Output) -> v1::
         output: Some(output),
         answer_within_ms: 1000,
         files: Vec::new(),
+        member: None,
     }
 }
 

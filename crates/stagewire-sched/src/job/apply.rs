@@ -201,6 +201,7 @@ impl Job {
             stage,
             worker,
             batch,
+            ranks,
         } = event
         else {
             return None;
@@ -227,6 +228,7 @@ impl Job {
             progressed: at,
             price,
             batch,
+            ranks: ranks.clone(),
             inputs,
         });
         self.count_attempt(token);
@@ -356,9 +358,18 @@ impl Job {
         Some(StageIndex::new(position))
     }
 
-    /// Who was offered, or runs, the attempt.
-    pub(crate) fn worker_of(&self, token: Token) -> Option<Incarnation> {
-        self.run(self.find(token)?).phase.worker()
+    /// Who was offered, or runs, the attempt: every rank of a group.
+    pub(crate) fn workers_of(&self, token: Token) -> Vec<Incarnation> {
+        let phase = self.find(token).map(|stage| &self.run(stage).phase);
+        match phase {
+            Some(Phase::Running(attempt)) => attempt.workers().collect(),
+            other => other.and_then(Phase::worker).into_iter().collect(),
+        }
+    }
+
+    /// Whether several ranks run the attempt.
+    pub(crate) fn is_of_group(&self, token: Token) -> bool {
+        self.workers_of(token).len() > 1
     }
 
     /// The stage that runs with this token.

@@ -15,6 +15,8 @@ use crate::{Event, Holder, OfferEnd, WorkerInfo};
 /// What there is to settle about an attempt that ends.
 struct Account {
     worker: Incarnation,
+    /// The other ranks of its group.
+    ranks: Vec<Incarnation>,
     stage: StageIndex,
     /// Position of its class.
     class: usize,
@@ -73,12 +75,18 @@ impl Sched {
             } => self.begin_offer(at, event, *token, stage, *worker, *price),
             Event::OfferEnded { token, end } => self.end_offer(at, *token, end, event),
             Event::AttemptGranted {
-                token, stage, worker, ..
+                token,
+                stage,
+                worker,
+                ranks,
+                ..
             } => {
                 let fits = self.change_job(at, token.job, event);
                 if fits {
-                    self.ensure_worker(*worker, stage);
-                    self.set_slot(*worker, *token, Some(Slot::Running));
+                    for worker in std::iter::once(worker).chain(ranks) {
+                        self.ensure_worker(*worker, stage);
+                        self.set_slot(*worker, *token, Some(Slot::Running));
+                    }
                     self.update_worker(*worker, |worker| worker.misses = 0);
                 }
                 fits
@@ -176,6 +184,13 @@ impl Sched {
     }
 
     pub(super) fn update_worker(&mut self, worker: Incarnation, change: impl FnOnce(&mut Worker)) -> bool {
+        let known = self.change_worker(worker, change);
+        self.regroup(worker);
+        known
+    }
+
+    /// The same, but for what follows for its group.
+    pub(super) fn change_worker(&mut self, worker: Incarnation, change: impl FnOnce(&mut Worker)) -> bool {
         let Some(worker) = self.workers.get_mut(&worker) else {
             return false;
         };
@@ -217,6 +232,7 @@ impl Sched {
         if ghost {
             self.drop_ghost(incarnation);
         }
+        self.regroup(incarnation);
         true
     }
 
@@ -269,16 +285,17 @@ impl Sched {
     /// The attempt, or the offer, that ends: what its class has paid for it and what it took. An offer takes nothing.
     fn account(&self, at: Timestamp, token: Token) -> Option<Account> {
         let (job, stage) = self.find(token)?;
-        let (worker, price, took) = match &job.run(stage).phase {
-            Phase::Offered(offer) => (offer.worker, Some(offer.price), None),
+        let (worker, ranks, price, took) = match &job.run(stage).phase {
+            Phase::Offered(offer) => (offer.worker, Vec::new(), Some(offer.price), None),
             Phase::Running(attempt) => {
                 let took = at.since(attempt.since) / attempt.batch.max(1);
-                (attempt.worker, attempt.price, Some(took))
+                (attempt.worker, attempt.ranks.clone(), attempt.price, Some(took))
             }
             Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
         };
         Some(Account {
             worker,
+            ranks,
             stage,
             class: job.class.get(),
             shape: job.terms.shape,
@@ -329,12 +346,16 @@ impl Sched {
             return false;
         }
         if let Some(account) = account {
-            let worker = account.worker;
-            self.settle_account(&account, matches!(event, Event::AttemptCompleted { .. }));
-            let attached = self.workers.get(&worker).is_some_and(Worker::is_attached);
+            let completed = matches!(event, Event::AttemptCompleted { .. });
+            self.settle_account(&account, completed);
+            // What ends on one rank of a group has yet to end on the others.
+            let keeps_slot = keeps_slot || (!account.ranks.is_empty() && !completed);
             let until = at + self.limits.stop;
-            let slot = (keeps_slot && attached).then_some(Slot::Stopping { until });
-            self.set_slot(worker, token, slot);
+            for worker in std::iter::once(account.worker).chain(account.ranks) {
+                let attached = self.workers.get(&worker).is_some_and(Worker::is_attached);
+                let slot = (keeps_slot && attached).then_some(Slot::Stopping { until });
+                self.set_slot(worker, token, slot);
+            }
         }
         true
     }
@@ -385,6 +406,7 @@ impl Sched {
             worker.unclaimed = unclaimed.iter().copied().collect();
             worker.claimed = claimed.iter().copied().collect();
         });
+        self.join(incarnation);
         let until = at + self.limits.stop;
         for token in stale {
             if self.worker_of(*token) != Some(incarnation) {
@@ -438,7 +460,11 @@ impl Sched {
         if !self.part(at, worker, Timestamp(u64::MAX)) {
             return false;
         }
-        self.update_worker(worker, |worker| worker.info = None);
+        self.part_from_group(worker);
+        self.update_worker(worker, |worker| {
+            worker.info = None;
+            worker.whole = false;
+        });
         self.drop_ghost(worker);
         true
     }
@@ -449,6 +475,7 @@ impl Sched {
         }
         self.epoch = epoch;
         self.draining = false;
+        self.groups.clear();
         for shares in &mut self.shares {
             *shares = Shares::new(self.topology.classes().len());
         }
@@ -457,6 +484,7 @@ impl Sched {
             self.part(at, worker, at + self.limits.linger);
             self.update_worker(worker, |worker| {
                 worker.info = None;
+                worker.whole = false;
                 worker.draining = false;
             });
             self.drop_ghost(worker);

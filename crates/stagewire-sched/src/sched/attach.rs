@@ -31,7 +31,7 @@ impl Sched {
                 .job(token.job)
                 .and_then(|job| Some(&job.run(job.find(token)?).phase));
             match phase {
-                Some(Phase::Running(attempt)) if attempt.worker == incarnation => claimed.push(token),
+                Some(Phase::Running(attempt)) if attempt.is_run_by(incarnation) => claimed.push(token),
                 Some(Phase::Done { .. }) => plan.effect(Effect::Accepted {
                     worker: incarnation,
                     token,
@@ -82,6 +82,7 @@ impl Sched {
                 slots,
             });
         }
+        self.admit_member(info, stage)?;
         let slots = info.places();
         if slots > limit {
             return Err(Refusal::Slots { worker, slots, limit });

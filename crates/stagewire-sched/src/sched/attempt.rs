@@ -13,6 +13,8 @@ use crate::{Decision, Effect, Event, JobNotice, Loss, NoticeKind, Refusal, Resul
 pub(super) enum Standing<'a> {
     /// The attempt is valid and runs.
     Running(StageIndex, &'a Running),
+    /// The attempt is valid and runs, and the worker is not rank 0 of the group that runs it.
+    Following(&'a Running),
     /// The attempt's output was accepted.
     Done,
     /// The attempt was superseded, and its slot waits for it to stop.
@@ -33,6 +35,7 @@ impl Sched {
         let (job, stage) = self.find(token).ok_or(stale.clone())?;
         match &job.run(stage).phase {
             Phase::Running(attempt) if attempt.worker == worker => Ok(Standing::Running(stage, attempt)),
+            Phase::Running(attempt) if attempt.is_run_by(worker) => Ok(Standing::Following(attempt)),
             Phase::Done { .. } if known.stage == *self.topology.name(stage) => Ok(Standing::Done),
             _ => Err(stale),
         }
@@ -67,8 +70,8 @@ impl Sched {
                     job: None,
                 })
             }
-            // The message may have been on its way.
-            Standing::Done => Ok(Decision::default()),
+            // The message may have been on its way. How far a group is, its rank 0 says.
+            Standing::Done | Standing::Following(_) => Ok(Decision::default()),
             // Said again with each renewal, until it hears.
             Standing::Stopping => Ok(Decision {
                 effects: vec![Effect::CancelAttempt {
@@ -114,6 +117,8 @@ impl Sched {
             }),
             // Said twice; perhaps the answer got lost.
             Standing::Done => plan.effect(Effect::Accepted { worker, token }),
+            // Answered once rank 0 has completed, for all.
+            Standing::Following(_) => (),
             Standing::Stopping => self.stop_late(&mut plan, worker, token, true),
         }
         Ok(plan.decision)
@@ -129,23 +134,29 @@ impl Sched {
     ) -> Result<Decision, Refusal> {
         let mut plan = Plan::new(self, now);
         match self.standing(worker, token)? {
-            Standing::Running(_, attempt) => {
+            Standing::Running(_, attempt) | Standing::Following(attempt) => {
+                let of_group = !attempt.ranks.is_empty();
                 let lost = lost.filter(|payload| attempt.inputs.contains(payload));
-                plan.change(token.job, |job| match lost {
-                    Some(payload) => {
-                        let loss = Loss::InputLost;
-                        job.push(Event::AttemptLost { token, loss, failure });
-                        job.lose_payload(payload);
-                    }
-                    None if failure.class == ErrorClass::Cancelled => {
-                        let loss = Loss::Stopped;
-                        job.push(Event::AttemptLost { token, loss, failure });
-                    }
-                    None => {
-                        if !may_pass(failure.class) {
-                            job.doom(failure.clone());
+                plan.change(token.job, |job| {
+                    match lost {
+                        Some(payload) => {
+                            let loss = Loss::InputLost;
+                            job.push(Event::AttemptLost { token, loss, failure });
+                            job.lose_payload(payload);
                         }
-                        job.push(Event::AttemptFailed { token, failure });
+                        None if failure.class == ErrorClass::Cancelled => {
+                            let loss = Loss::Stopped;
+                            job.push(Event::AttemptLost { token, loss, failure });
+                        }
+                        None => {
+                            if !may_pass(failure.class) {
+                                job.doom(failure.clone());
+                            }
+                            job.push(Event::AttemptFailed { token, failure });
+                        }
+                    }
+                    if of_group {
+                        job.rank_stopped(worker, token);
                     }
                 });
             }
@@ -158,13 +169,16 @@ impl Sched {
     pub(super) fn stopped(&self, now: Timestamp, worker: Incarnation, token: Token) -> Result<Decision, Refusal> {
         let mut plan = Plan::new(self, now);
         match self.standing(worker, token) {
-            Ok(Standing::Running(..)) => plan.change(token.job, |job| {
+            Ok(Standing::Running(_, attempt) | Standing::Following(attempt)) => plan.change(token.job, |job| {
                 let message = format!("worker {worker} stopped attempt {token} unasked");
                 job.push(Event::AttemptLost {
                     token,
                     loss: Loss::Stopped,
                     failure: Failure::new(ErrorClass::Unavailable, "attempt.stopped", message),
                 });
+                if !attempt.ranks.is_empty() {
+                    job.rank_stopped(worker, token);
+                }
             }),
             Ok(Standing::Stopping) => self.stop_late(&mut plan, worker, token, false),
             // It has stopped what is long forgotten, or an offer that was taken back.

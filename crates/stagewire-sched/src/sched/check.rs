@@ -87,6 +87,8 @@ impl Sched {
         let adds_up = worker.free() + reserved + held == worker.advertised();
         ensure(adds_up, "free + reserved + held is not advertised")?;
         ensure(worker.counts_add_up(), "its slots are counted wrongly")?;
+        let leads = worker.member().is_some() && self.followers(worker).is_some();
+        ensure(worker.whole == leads, "its group is counted wrongly")?;
         if !worker.is_attached() {
             let idle = worker.tokens(|slot| slot != Slot::Running).count() == 0 && worker.unclaimed.is_empty();
             ensure(idle, "it is away and still has offers or is waited for to stop")?;

@@ -84,7 +84,8 @@ impl Sched {
         let (ahead, others) = (queue.ahead(class, &rank), queue.len() - queue.len_of(class));
         let pool = queue.pool;
         if pool.workers == 0 {
-            return WaitCause::NoWorker { away: pool.away };
+            let ranks = self.missing_ranks(stage);
+            return ranks.unwrap_or(WaitCause::NoWorker { away: pool.away });
         }
         if !self.has_credit(stage) {
             return WaitCause::Credit {

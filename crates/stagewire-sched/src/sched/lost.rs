@@ -98,6 +98,7 @@ impl JobPlan<'_, '_> {
     /// Ends all that a worker was offered, runs or stops for this job; its running attempts with this event.
     pub(super) fn end_slots(&mut self, worker: Incarnation, slots: &[(Token, Slot)], running: impl Fn(Token) -> Event) {
         for (token, slot) in slots.iter().copied() {
+            let of_group = slot == Slot::Running && self.job().is_of_group(token);
             self.push(match slot {
                 Slot::Reserved => Event::OfferEnded {
                     token,
@@ -106,6 +107,9 @@ impl JobPlan<'_, '_> {
                 Slot::Running => running(token),
                 Slot::Stopping { .. } => Event::AttemptStopped { worker, token },
             });
+            if of_group {
+                self.rank_stopped(worker, token);
+            }
         }
     }
 }

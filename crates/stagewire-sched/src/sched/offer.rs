@@ -6,6 +6,7 @@ use crate::job::{Job, Phase};
 use crate::queue::Rank;
 use crate::share::{Heads, Turn};
 use crate::topology::{ClassIndex, StageIndex};
+use crate::worker::Worker;
 use crate::{Decision, Effect, Event, Offer, OfferEnd, OfferInput, Refusal};
 
 impl Sched {
@@ -99,6 +100,8 @@ impl Sched {
     fn offer(&self, job: &Job, stage: StageIndex, worker: Incarnation, token: Token) -> Offer {
         let inputs = job.links(&self.topology, stage);
         let name = self.topology.name(stage);
+        let member = self.workers.get(&worker).and_then(Worker::member).cloned();
+        let hands_over = member.as_ref().is_none_or(|member| member.rank == 0);
         Offer {
             worker,
             token,
@@ -113,23 +116,36 @@ impl Sched {
                     })
                 })
                 .collect(),
-            output: self.topology.output(name).unwrap_or_default(),
+            output: self.topology.output(name).filter(|_| hands_over).unwrap_or_default(),
             answer_within: self.limits.offer,
+            member,
         }
     }
 
     pub(super) fn accept(&self, now: Timestamp, worker: Incarnation, token: Token) -> Result<Decision, Refusal> {
-        self.attached(worker)?;
+        let known = self.attached(worker)?;
         let mut plan = Plan::new(self, now);
         match self.phase_of(worker, token) {
             Some((stage, Phase::Offered(offer))) => {
+                let Some(ranks) = self.followers(known) else {
+                    let end = OfferEnd::Withdrawn;
+                    plan.change(token.job, |job| job.push(Event::OfferEnded { token, end }));
+                    return Ok(plan.decision);
+                };
                 let event = Event::AttemptGranted {
                     token,
                     stage: self.topology.name(stage).clone(),
                     worker,
                     batch: offer.batch,
+                    ranks: ranks.clone(),
                 };
                 plan.effect(Effect::Grant { worker, token });
+                if let Some(job) = self.jobs.get(&token.job) {
+                    for worker in ranks {
+                        plan.effect(Effect::Offer(self.offer(job, stage, worker, token)));
+                        plan.effect(Effect::Grant { worker, token });
+                    }
+                }
                 plan.begin(token, stage, worker, event);
             }
             // Said twice; perhaps the grant got lost.
@@ -149,10 +165,16 @@ impl Sched {
         failure: Failure,
     ) -> Result<Decision, Refusal> {
         self.attached(worker)?;
-        if !matches!(self.phase_of(worker, token), Some((_, Phase::Offered(_)))) {
-            return Err(Refusal::Stale { worker, token });
-        }
         let mut plan = Plan::new(self, now);
+        match self.phase_of(worker, token) {
+            Some((_, Phase::Offered(_))) => (),
+            // Its rank 0 was granted it.
+            Some((_, Phase::Running(attempt))) if attempt.worker != worker => {
+                plan.change(token.job, |job| job.lose_rank(worker, token, &failure));
+                return Ok(plan.decision);
+            }
+            _ => return Err(Refusal::Stale { worker, token }),
+        }
         plan.change(token.job, |job| {
             let end = OfferEnd::Declined(failure.clone());
             job.push(Event::OfferEnded { token, end });
@@ -180,6 +202,10 @@ impl Sched {
     pub(super) fn phase_of(&self, worker: Incarnation, token: Token) -> Option<(StageIndex, &Phase)> {
         let (job, stage) = self.find(token)?;
         let phase = &job.run(stage).phase;
-        (phase.worker() == Some(worker)).then_some((stage, phase))
+        let fits = match phase {
+            Phase::Running(attempt) => attempt.is_run_by(worker),
+            _ => phase.worker() == Some(worker),
+        };
+        fits.then_some((stage, phase))
     }
 }

@@ -53,6 +53,10 @@ impl Sched {
                     (None, None) => plan.change(token.job, |job| job.push(Event::Published { token, payload })),
                 }
             }
+            Standing::Following(_) => {
+                let payload = payload.id;
+                return Err(Refusal::NotRankZero { worker, token, payload });
+            }
             // Said twice, and released in the meantime.
             Standing::Done if owner.is_none() => plan.effect(unknown),
             Standing::Done => (),

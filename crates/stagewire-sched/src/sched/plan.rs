@@ -237,16 +237,22 @@ impl JobPlan<'_, '_> {
                 self.cancel_attempt(*token, failure);
             }
             Event::AttemptCompleted { token, handovers, .. } => {
-                if let Some(worker) = self.job.worker_of(*token) {
+                for worker in self.job.workers_of(*token) {
                     self.plan.effect(Effect::Accepted { worker, token: *token });
                 }
                 self.handovers
                     .extend(self.job.find(*token).map(|stage| (stage, handovers.clone())));
             }
-            Event::AttemptFailed { token, .. } => self.void(*token),
+            Event::AttemptFailed { token, failure } => {
+                self.void(*token);
+                if self.job.is_of_group(*token) {
+                    self.cancel_attempt(*token, failure.clone());
+                    self.count_stopping(*token);
+                }
+            }
             Event::AttemptLost { token, loss, failure } => {
                 self.void(*token);
-                if loss.keeps_slot() {
+                if loss.keeps_slot() || self.job.is_of_group(*token) {
                     self.cancel_attempt(*token, failure.clone());
                     self.count_stopping(*token);
                 }
@@ -290,15 +296,19 @@ impl JobPlan<'_, '_> {
     }
 
     fn cancel_attempt(&mut self, token: Token, failure: Failure) {
-        if let Some(worker) = self.job.worker_of(token).filter(|worker| self.plan.can_reach(*worker)) {
-            self.plan.effect(Effect::CancelAttempt { worker, token, failure });
+        for worker in self.job.workers_of(token) {
+            if self.plan.can_reach(worker) {
+                let failure = failure.clone();
+                self.plan.effect(Effect::CancelAttempt { worker, token, failure });
+            }
         }
     }
 
     fn count_stopping(&mut self, token: Token) {
-        let worker = self.job.worker_of(token);
-        let attached = worker.is_some_and(|worker| self.plan.sched.attached(worker).is_ok());
-        self.stopping += u32::from(attached && !self.plan.restarted);
+        for worker in self.job.workers_of(token) {
+            let attached = self.plan.sched.attached(worker).is_ok();
+            self.stopping += u32::from(attached && !self.plan.restarted);
+        }
     }
 
     /// Adds all that follows for the job from its own state.

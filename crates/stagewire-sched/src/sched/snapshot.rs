@@ -93,8 +93,10 @@ impl Sched {
                     sched.ensure_worker(worker, &run.name);
                 }
                 if let Phase::Running(attempt) = run.phase {
-                    sched.ensure_worker(attempt.worker, &run.name);
-                    sched.set_slot(attempt.worker, attempt.token, Some(Slot::Running));
+                    for worker in attempt.workers() {
+                        sched.ensure_worker(worker, &run.name);
+                        sched.set_slot(worker, attempt.token, Some(Slot::Running));
+                    }
                 }
             }
         }

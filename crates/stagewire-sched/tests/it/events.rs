@@ -41,6 +41,7 @@ fn events(world: &mut World) -> Vec<Event> {
             stage: stage.clone(),
             worker,
             batch: 1,
+            ranks: vec![Incarnation(world.id())],
         },
         Event::Published {
             token,

@@ -8,6 +8,7 @@ mod classes;
 mod credits;
 mod events;
 mod explain;
+mod groups;
 mod jobs;
 mod lost;
 mod offers;

@@ -5,7 +5,7 @@ mod agent;
 mod model;
 
 use proptest::prelude::*;
-use stagewire_sched::{Limits, Sched, StageSpec, Topology};
+use stagewire_sched::{Limits, Sched, StageKind, StageSpec, Topology};
 
 use crate::world::{name, stored, stream, whole};
 use model::{Model, Op};
@@ -14,6 +14,11 @@ use model::{Model, Op};
 fn shapes() -> Vec<Topology> {
     let shape = |stages: &[&str], edges| {
         let spec = |stage: &&str| StageSpec {
+            kind: if *stage == "denoise" {
+                StageKind::Admission
+            } else {
+                StageKind::WorkQueue
+            },
             max_held: 1,
             max_attempts: 2,
             ..StageSpec::new(name(stage))

@@ -144,7 +144,8 @@ impl World {
         }
         for effect in &decision.effects {
             match effect {
-                Effect::Offer(offer) => {
+                // The other ranks of a group get what rank 0 was granted.
+                Effect::Offer(offer) if offer.member.as_ref().is_none_or(|member| member.rank == 0) => {
                     let inputs = offer.inputs.iter().map(|input| input.payload.id).collect();
                     let seen = self.inputs.insert(offer.token, inputs);
                     assert!(seen.is_none(), "token {} was offered twice", offer.token);
@@ -528,6 +529,7 @@ pub(crate) fn worker_info(incarnation: Incarnation, stage: &str, slots: u32) -> 
         slots,
         max_batch: 1,
         name: format!("{stage}-1"),
+        member: None,
     }
 }
 

@@ -72,6 +72,8 @@ pub(super) struct Stage {
     pub(super) slots: Spanned<u32>,
     #[serde(default = "one")]
     pub(super) max_batch: Spanned<u32>,
+    #[serde(default = "one")]
+    pub(super) world: Spanned<u32>,
     #[serde(default = "sixteen")]
     pub(super) max_held: Spanned<u32>,
     #[serde(default = "five_minutes")]

@@ -176,6 +176,7 @@ fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Spanned
             workers: *stage.workers.get_ref(),
             slots: at_least_one(source, "slots", &stage.slots)?,
             max_batch: max_batch(source, &stage)?,
+            world: world(source, &stage)?,
             max_held: at_least_one(source, "max-held", &stage.max_held)?,
             no_progress: stage.no_progress.0,
             max_attempts: at_least_one(source, "max-attempts", &stage.max_attempts)?,
@@ -226,6 +227,15 @@ fn max_batch(source: &Source<'_>, stage: &file::Stage) -> Result<u32, ConfigErro
         return Err(source.error(&stage.max_batch.span(), message));
     }
     Ok(max_batch)
+}
+
+fn world(source: &Source<'_>, stage: &file::Stage) -> Result<u32, ConfigError> {
+    let world = at_least_one(source, "world", &stage.world)?;
+    if world > 1 && (matches!(stage.kind, file::Kind::WorkQueue) || *stage.slots.get_ref() > 1) {
+        let message = "\"world\" is for stages of kind admission with one slot: its processes run one attempt together";
+        return Err(source.error(&stage.world.span(), message));
+    }
+    Ok(world)
 }
 
 /// What makes jobs skip a stage: a parameter that can be given, or be true.

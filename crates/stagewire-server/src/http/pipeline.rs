@@ -76,6 +76,9 @@ fn workers(app: &App, stage: &StageSnapshot) -> Vec<Value> {
                 (true, false) => "ready",
             },
             "slots": worker.slots,
+            "group": worker.member.as_ref().map(|member| {
+                json!({"name": member.group, "rank": member.rank, "world": member.world})
+            }),
         })
     };
     stage.workers.iter().map(worker).collect()

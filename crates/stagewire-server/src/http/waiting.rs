@@ -56,6 +56,11 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
             },
             json!({"away": away}),
         ),
+        WaitCause::Ranks { group, attached, world } => (
+            "ranks",
+            format!("group {group} has {attached} of its {world} ranks; it gets work once all are attached"),
+            json!({"group": group, "attached": attached, "world": world}),
+        ),
         WaitCause::Slot {
             ahead: before,
             others,

@@ -190,6 +190,7 @@ impl Inner {
             stage,
             slots: hello.slots,
             max_batch: hello.max_batch.max(1),
+            member: hello.member().map_err(invalid)?,
             name: hello.name.chars().filter(|c| !c.is_control()).take(NAME).collect(),
         })
     }

@@ -127,10 +127,15 @@ async fn attend(
     }
 }
 
-/// The processes that the file asks for.
+/// The processes that the file asks for: for each worker one, or all the ranks of its group.
 fn plans(config: &Config, python: &Python, run_dir: &Path) -> Vec<WorkerPlan> {
-    let plan = |stage: &Stage, index: u32| {
-        let name = format!("{}-{index}", stage.name);
+    let plan = |stage: &Stage, index: u32, rank: u32| {
+        let group = format!("{}-{index}", stage.name);
+        let name = if stage.world > 1 {
+            format!("{group}-{rank}")
+        } else {
+            group.clone()
+        };
         let mut env = vec![("PYTHONUNBUFFERED".to_owned(), "1".to_owned())];
         if let Some(threads) = stage.threads {
             for variable in ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "STAGEWIRE_TORCH_THREADS"] {
@@ -138,7 +143,7 @@ fn plans(config: &Config, python: &Python, run_dir: &Path) -> Vec<WorkerPlan> {
             }
         }
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let command = [
+        let mut command = vec![
             text(&python.program),
             "-m".to_owned(),
             "stagewire.worker".to_owned(),
@@ -155,15 +160,19 @@ fn plans(config: &Config, python: &Python, run_dir: &Path) -> Vec<WorkerPlan> {
             "--run-dir".to_owned(),
             text(run_dir),
         ];
-        WorkerPlan {
-            name,
-            command: command.into(),
-            env,
+        if stage.world > 1 {
+            let (rank, world) = (rank.to_string(), stage.world.to_string());
+            let member = ["--group", &group, "--rank", &rank, "--world", &world];
+            command.extend(member.map(str::to_owned));
         }
+        WorkerPlan { name, command, env }
     };
     let stages = config.stages.iter();
     stages
-        .flat_map(|stage| (0..stage.workers).map(move |index| plan(stage, index)))
+        .flat_map(|stage| {
+            (0..stage.workers).flat_map(move |index| (0..stage.world).map(move |rank| (stage, index, rank)))
+        })
+        .map(|(stage, index, rank)| plan(stage, index, rank))
         .collect()
 }
 

@@ -42,6 +42,21 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_batch: Option<u32>,
 
+    /// The group that runs every attempt together, of which this process is one rank
+    ///
+    /// For stages of kind admission, with one slot. The group gets work while all its ranks are attached; rank 0 publishes;
+    /// the loss of a rank ends the attempt on all of them.
+    #[arg(long, value_name = "NAME", requires = "rank", requires = "world")]
+    group: Option<StageName>,
+
+    /// Which rank of its group it is, from 0 on
+    #[arg(long, value_name = "N", requires = "group")]
+    rank: Option<u32>,
+
+    /// Number of ranks of the group
+    #[arg(long, value_name = "N", requires = "group", value_parser = clap::value_parser!(u32).range(1..))]
+    world: Option<u32>,
+
     /// Name shown to people [default: STAGE-PID]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -69,6 +84,10 @@ pub(crate) fn run(args: &WorkerArgs, global: &Global) -> Result<Exit, Fault> {
     }
     if let Some(max_batch) = args.max_batch {
         command.args(["--max-batch", &max_batch.to_string()]);
+    }
+    if let (Some(group), Some(rank), Some(world)) = (&args.group, args.rank, args.world) {
+        let (rank, world) = (rank.to_string(), world.to_string());
+        command.args(["--group", group.as_str(), "--rank", &rank, "--world", &world]);
     }
     if let Some(name) = &args.name {
         command.args(["--name", name]);

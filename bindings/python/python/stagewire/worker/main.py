@@ -87,6 +87,7 @@ def _run(given: Options) -> int:
         name=given.name,
         slots=given.slots,
         max_batch=given.max_batch,
+        member=given.member,
         arena_bytes=given.arena_bytes,
         attach_within=given.attach_within,
     )

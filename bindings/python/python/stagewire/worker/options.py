@@ -30,6 +30,7 @@ class Options:
         stage: The stage to run.
         slots: Attempts at once.
         max_batch: Attempts of one shape that run together.
+        member: Group, rank and number of ranks; None for a worker on its own.
         name: Shown to people.
         run_dir: Where the server is found.
         threads: Compute threads, for OpenMP and torch; None leaves them alone.
@@ -42,6 +43,7 @@ class Options:
     stage: str
     slots: int
     max_batch: int
+    member: tuple[str, int, int] | None
     name: str
     run_dir: Path
     threads: int | None
@@ -71,6 +73,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         metavar="N",
         help="jobs of one shape that run together [default: as in the TOML, else 1]",
     )
+    parser.add_argument("--group", metavar="NAME", help="the group that runs every attempt together")
+    parser.add_argument("--rank", type=int, metavar="N", help="which rank of it, from 0 on")
+    parser.add_argument("--world", type=_positive, metavar="N", help="number of its ranks")
     parser.add_argument("--name", metavar="NAME", help="shown to people [default: STAGE-PID]")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the server is found [STAGEWIRE_RUN_DIR]")
     parser.add_argument(
@@ -87,6 +92,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         help="how long to look for the server at first [default: 60]",
     )
     given = parser.parse_args(arguments)
+    member = None
+    if any(option is not None for option in (given.group, given.rank, given.world)):
+        if None in (given.group, given.rank, given.world) or not 0 <= given.rank < given.world:
+            parser.error("--group, --rank and --world go together, and ranks count from 0 to below world")
+        member = (given.group, given.rank, given.world)
     deployment, stage = _from_toml(given.pipeline, given.stage) if given.pipeline.suffix == ".toml" else ({}, {})
     server = deployment.get("server", {})
     pipeline = deployment.get("pipeline", {})
@@ -99,6 +109,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         stage=given.stage,
         slots=given.slots or int(stage.get("slots", 1)),
         max_batch=given.max_batch or int(stage.get("max-batch", 1)),
+        member=member,
         name=given.name or f"{given.stage}-{os.getpid()}",
         run_dir=_rundir.find(given.run_dir),
         threads=threads,

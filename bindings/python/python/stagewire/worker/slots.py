@@ -76,6 +76,10 @@ class Slot:
         try:
             if isinstance(output, BaseException):
                 raise output
+            if task.rank[0] > 0:
+                # Rank 0 hands over for all.
+                task.follow()
+                return
             payload = self._payload(task, output)
             imported = Imported(payload.tensors)
             task.complete(payload.kind, imported.entries, to_json(payload.metadata))
@@ -98,6 +102,8 @@ class Slot:
             stage=self._stage.name,
             job_id=task.job_id,
             attempt=task.attempt,
+            rank=task.rank[0],
+            world=task.rank[1],
             params={**json.loads(task.params), **files},
             inputs={stage: TaskInput(task, stage, handle) for stage, handle in task.inputs},
         )

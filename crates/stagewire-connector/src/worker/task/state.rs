@@ -87,9 +87,10 @@ impl TaskState {
         self.speak_unless(None, None)
     }
 
-    /// Takes the right to tell the server that the attempt ended well, with this output; not once it was told to stop.
-    pub(super) fn speak_well(&self, output: Sent) -> Result<(), TaskError> {
-        self.speak_unless(Some(&self.stop), Some(output))
+    /// Takes the right to tell the server that the attempt ended well, with this output if it has one; not once it was
+    /// told to stop.
+    pub(super) fn speak_well(&self, output: Option<Sent>) -> Result<(), TaskError> {
+        self.speak_unless(Some(&self.stop), output)
     }
 
     fn speak_unless(&self, stop: Option<&Stop>, output: Option<Sent>) -> Result<(), TaskError> {
@@ -143,11 +144,11 @@ mod tests {
         let stale = Failure::new(ErrorClass::Fenced, "token.stale", "superseded");
         let late = state();
         assert!(!late.stop_unless_ended(&stale));
-        assert!(matches!(late.speak_well(OUTPUT), Err(TaskError::Cancelled(_))));
+        assert!(matches!(late.speak_well(Some(OUTPUT)), Err(TaskError::Cancelled(_))));
         late.speak().expect("it says that it has stopped");
 
         let early = state();
-        early.speak_well(OUTPUT).expect("nobody told it to stop");
+        early.speak_well(Some(OUTPUT)).expect("nobody told it to stop");
         assert!(early.stop_unless_ended(&stale) && !early.stop.is_stopped());
         assert!(matches!(early.speak(), Err(TaskError::Ended { .. })));
     }

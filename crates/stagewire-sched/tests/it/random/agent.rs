@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
-use stagewire_core::{ErrorClass, Incarnation, PayloadId, Token};
+use stagewire_core::{ErrorClass, Incarnation, Member, PayloadId, Token};
 use stagewire_sched::{Effect, Input, Offer, WorkerInfo};
 
 use crate::world::{completed, failure, payload_info, worker_info};
@@ -12,6 +12,7 @@ pub(super) struct Agent {
     pub(super) slots: u32,
     /// Its slots are the places of one batch.
     pub(super) batches: bool,
+    pub(super) member: Option<Member>,
     pub(super) link: Link,
     /// From the scheduler, in order.
     pub(super) inbox: VecDeque<Effect>,
@@ -46,6 +47,7 @@ impl Agent {
             stage: stage.to_owned(),
             slots,
             batches: false,
+            member: None,
             link: Link::Down,
             inbox: VecDeque::new(),
             outbox: VecDeque::new(),
@@ -59,6 +61,7 @@ impl Agent {
         let (slots, max_batch) = if self.batches { (1, self.slots) } else { (self.slots, 1) };
         WorkerInfo {
             max_batch,
+            member: self.member.clone(),
             ..worker_info(self.incarnation, &self.stage, slots)
         }
     }

@@ -1,11 +1,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use stagewire_core::{Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
-use stagewire_sched::{DrainScope, Effect, Event, Holder, Input, Limits, Topology, Urgency};
+use stagewire_core::{Incarnation, JobId, Member, PayloadId, StageName, Timestamp, Token};
+use stagewire_sched::{DrainScope, Effect, Event, Holder, Input, Limits, StageKind, Topology, Urgency};
 
 use super::agent::{Agent, Link};
-use crate::world::World;
+use crate::world::{World, name};
 
 /// One thing that happens. Numbers choose among what is there.
 #[derive(Debug, Clone, Copy)]
@@ -96,7 +96,12 @@ impl Model {
                     let stage = self.stages[usize::from(pick) % self.stages.len()].clone();
                     let incarnation = Incarnation(self.world.id());
                     let mut agent = Agent::new(incarnation, &stage, slots);
-                    agent.batches = pick.is_multiple_of(2);
+                    let spec = self.world.sched.topology().stage(&name(&stage)).expect("it exists");
+                    match spec.kind {
+                        StageKind::WorkQueue => agent.batches = pick.is_multiple_of(2),
+                        StageKind::Admission if pick.is_multiple_of(2) => return self.start_group(&stage, slots),
+                        StageKind::Admission => (),
+                    }
                     self.agents.push(agent);
                     self.attach(self.agents.len() - 1);
                 }
@@ -160,6 +165,23 @@ impl Model {
                     self.input(Input::Drain { scope });
                 }
             }
+        }
+        self.carry();
+    }
+
+    /// As many workers as that, which run every attempt together.
+    fn start_group(&mut self, stage: &str, world: u32) {
+        // No two groups have the same name.
+        let group = name(&format!("g{}", self.world.id().as_u128()));
+        for rank in 0..world {
+            let mut agent = Agent::new(Incarnation(self.world.id()), stage, 1);
+            agent.member = Some(Member {
+                group: group.clone(),
+                rank,
+                world,
+            });
+            self.agents.push(agent);
+            self.attach(self.agents.len() - 1);
         }
         self.carry();
     }

@@ -89,6 +89,7 @@ impl Agent {
                 slots: self.slots,
                 max_batch: self.max_batch,
                 name: format!("{}-worker", self.stage),
+                member: None,
             },
             running: self.tasks.keys().copied().collect(),
             holding,

@@ -71,6 +71,7 @@ impl Load {
                     slots: 1,
                     max_batch: 1,
                     name: format!("{stage}-{number}"),
+                    member: None,
                 };
                 load.input(Input::WorkerAttached {
                     worker,
