@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 44] = [
+const OTHER: [&str; 45] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
