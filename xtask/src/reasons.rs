@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 45] = [
+const OTHER: [&str; 47] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -75,6 +75,7 @@ const OTHER: [&str; 45] = [
     "refused.token",
     "server.json",
     "server.lock",
+    "stage.retry",
     "stagewire.errors",
     "stagewire.toml",
     "stagewire.worker",
@@ -84,6 +85,7 @@ const OTHER: [&str; 45] = [
     "timeline.html",
     "token.job",
     "worker.away",
+    "worker.drain",
     "worker.resume",
     "worker.token",
 ];

@@ -63,6 +63,12 @@ class FakeServer:
                     self.answer(201, fake.job)
                 elif self.path == "/v1/pipeline":
                     self.answer(200, {"params": {"prompt": {"type": "string"}, "image": {"type": "input"}}})
+                elif self.path in {"/v1/pipeline/pause", "/v1/pipeline/resume"}:
+                    self.answer(200, {"paused": self.path.endswith("pause")})
+                elif self.path == "/v1/pipeline/drain":
+                    self.answer(202, {"workers": [{"name": "decode-0", "state": "draining"}]})
+                elif self.path == "/v1/pools":
+                    self.answer(200, {"paused": False, "stages": []})
                 elif self.path == "/v1/inputs":
                     self.answer(201, {"name": f"blake3:{len(body)}"})
                 elif self.path == f"/v1/jobs/{JOB}/cancel":

@@ -364,3 +364,24 @@ def test_events_of_an_ended_job_end(server: FakeServer, face: str) -> None:
 
     assert Driver(face, url=server.url)(steps) == []
     assert server.asked(EVENTS)[0][2]["last-event-id"] == "1.7"
+
+
+def test_operating_a_pipeline(server: FakeServer, face: str) -> None:
+    def calls(client: Any) -> Any:
+        drained = yield client.drain("decode-0", deadline=60)
+        assert [worker["state"] for worker in drained] == ["draining"]
+        yield client.drain(stage="decode")
+        yield client.pause()
+        yield client.resume()
+        pools = yield client.pools()
+        assert pools["stages"] == []
+
+    Driver(face, url=server.url)(calls)
+    asked = [(method, path, json.loads(body) if body else None) for method, path, _, body in server.requests]
+    assert asked == [
+        ("POST", "/v1/pipeline/drain", {"worker": "decode-0", "deadline_s": 60}),
+        ("POST", "/v1/pipeline/drain", {"stage": "decode"}),
+        ("POST", "/v1/pipeline/pause", None),
+        ("POST", "/v1/pipeline/resume", None),
+        ("GET", "/v1/pools", None),
+    ]

@@ -295,6 +295,25 @@ def test_a_worker_that_is_told_to_stop_finishes_first(single: Deployment) -> Non
         assert "requeued" not in [event.type for event in job.events(timeout=10)]
 
 
+def test_a_worker_that_is_drained_leaves_its_payloads_to_the_store(single: Deployment) -> None:
+    single.worker("encode")
+    denoiser = single.worker("denoise")
+    with single.client() as client:
+        job = client.submit(prompt="x")
+
+        def held() -> bool:
+            return any(worker["payloads"] for worker in client.pools()["stages"][1]["workers"])
+
+        wait_for(held, "the denoiser holds latents for a decoder that is not there", single.logs)
+        assert [worker["state"] for worker in client.drain("denoise")] == ["draining"]
+        assert denoiser.wait(20) == 0
+        denoise = client.pools()["stages"][1]
+        assert (denoise["payloads"], denoise["slots"]["advertised"]) == (1, 0)
+        single.worker("decode")
+        assert job.result(60)["latents.bin"].read() == expected("x"), "read from the store"
+        assert "requeued" not in [event.type for event in job.events(timeout=10)]
+
+
 def test_two_slots_have_a_model_each(up: Deployment) -> None:
     with up.client() as client:
         jobs = [client.submit(prompt=str(i)) for i in range(20)]

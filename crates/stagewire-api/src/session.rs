@@ -65,8 +65,9 @@ pub enum SessionEvent {
     Accepted(Token),
     /// The attempt was superseded; it must stop.
     Refused(Token, Failure),
-    /// No more offers will come: finish what runs within this time, then leave.
-    Drain(Duration),
+    /// No more offers will come: finish what runs, within this time where there is one, then leave. From now on the store
+    /// takes the payloads that this worker holds; say so with [`WorkerSession::moved`].
+    Drain(Option<Duration>),
     /// No server for longer than the linger time, or it does not take this worker back. The session has ended.
     Over(AttachError),
 }
@@ -175,6 +176,21 @@ impl WorkerSession {
     pub fn stopped(&self, token: Token) {
         self.lock().outbox.end(token);
         self.push(ToServer::Stopped(token.into()));
+    }
+
+    /// Says that no more offers are taken, and how long what runs may take where the server has said so. Answered by
+    /// [`SessionEvent::Drain`]; to be said again to the next server.
+    pub fn drain(&self, within: Option<Duration>) {
+        let deadline_ms = within.map(|within| u64::try_from(within.as_millis()).unwrap_or(u64::MAX));
+        self.push(ToServer::Drain(v1::Drain { deadline_ms }));
+    }
+
+    /// Says that the store has taken the payload of an attempt that is done. Answered by [`SessionEvent::Release`].
+    pub fn moved(&self, token: Token, payload: v1::Payload) {
+        self.push(ToServer::Published(v1::Published {
+            token: Some(token.into()),
+            payload: Some(payload),
+        }));
     }
 
     /// Forgets a payload that this worker held.

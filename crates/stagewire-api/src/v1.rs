@@ -74,7 +74,7 @@ pub struct Handover {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerMessage {
-    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<worker_message::Message>,
 }
 /// Nested message and enum types in `WorkerMessage`.
@@ -100,6 +100,10 @@ pub mod worker_message {
         /// An attempt that was cancelled, revoked or fenced has stopped: its slot is free again.
         #[prost(message, tag = "8")]
         Stopped(super::Token),
+        /// The worker wants to leave: it takes no more offers. Answered by `drain`, from when on the store takes what the worker
+        /// holds; each payload that went there is said by `published`, and answered by `release`.
+        #[prost(message, tag = "9")]
+        Drain(super::Drain),
     }
 }
 /// The place of a worker in a group of processes, the ranks, that run every attempt together.
@@ -230,7 +234,7 @@ pub mod server_message {
         /// What was said of this attempt was refused, because it was superseded; it must stop.
         #[prost(message, tag = "7")]
         Refused(super::Refused),
-        /// No more offers will come: finish what runs, then leave.
+        /// No more offers will come: finish what runs, have the store take what is still held, then leave.
         #[prost(message, tag = "8")]
         Drain(super::Drain),
     }
@@ -320,8 +324,9 @@ pub struct Refused {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Drain {
-    #[prost(uint64, tag = "1")]
-    pub deadline_ms: u64,
+    /// What runs may take so long; it is cancelled then. Without any it may run to its end.
+    #[prost(uint64, optional, tag = "1")]
+    pub deadline_ms: ::core::option::Option<u64>,
 }
 /// Generated client implementations.
 pub mod orchestrator_client {

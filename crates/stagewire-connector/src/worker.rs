@@ -6,6 +6,7 @@
 
 mod driver;
 mod error;
+mod leave;
 mod output;
 mod task;
 
@@ -16,12 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use stagewire_api::{RunDir, SessionOptions, WorkerSession};
-use stagewire_core::{ByteCount, ErrorClass, Failure, Member, StageName, Token};
+use stagewire_core::{ByteCount, ErrorClass, Failure, Member, PayloadId, StageName, Token};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use crate::{Carrier, Connector, ConnectorOptions};
 use driver::Driver;
+use leave::{Drain, Made};
 use task::{Answer, Sent, TaskState};
 
 pub use error::{Cancelled, TaskError, WorkerError};
@@ -102,6 +104,9 @@ pub(crate) struct Inner {
     /// Why no more tasks come; set once.
     over: Mutex<Option<Failure>>,
     draining: AtomicBool,
+    drain: Mutex<Drain>,
+    /// Payloads of attempts that ended well, until the server releases them.
+    made: Mutex<BTreeMap<PayloadId, Made>>,
     /// The session has ended: nobody releases payloads any more.
     alone: AtomicBool,
     /// Counts the times that an attempt left its slot or a payload was released.
@@ -167,6 +172,8 @@ impl Worker {
             attempts: Mutex::default(),
             over: Mutex::default(),
             draining: AtomicBool::new(false),
+            drain: Mutex::default(),
+            made: Mutex::default(),
             alone: AtomicBool::new(false),
             freed: watch::Sender::new(0),
         });
@@ -209,10 +216,12 @@ impl Worker {
         Some(std::mem::take(&mut tasks.next).into_iter().rev().collect())
     }
 
-    /// Takes no more offers. What runs is finished; then no more tasks come.
+    /// Takes no more offers, and tells the server. What runs is finished; then no more tasks come.
     pub fn drain(&self) {
-        self.inner.draining.store(true, Ordering::Release);
-        self.inner.note_freed();
+        if !self.inner.draining.swap(true, Ordering::AcqRel) {
+            self.inner.tell(|session| session.drain(None));
+            self.inner.note_freed();
+        }
     }
 
     /// Why no more tasks come: the server drained this worker, or was gone for longer than the linger time.
@@ -228,28 +237,6 @@ impl Worker {
     /// Number of attempts that hold a slot.
     pub fn busy(&self) -> usize {
         lock(&self.inner.attempts).len()
-    }
-
-    /// Leaves in order: waits until the server has released every payload, at most `within`, then closes. Without a
-    /// server there is nothing to wait for.
-    ///
-    /// # Cancel safety
-    /// A dropped future leaves the worker attached; call [`Worker::close`] then.
-    pub async fn leave(&self, within: Duration) {
-        let inner = &self.inner;
-        let mut freed = inner.freed.subscribe();
-        let needed = || !inner.connector.live().is_empty() && !inner.alone.load(Ordering::Acquire);
-        let released = async { while needed() && freed.changed().await.is_ok() {} };
-        let in_time = tokio::time::timeout(within, released).await.is_ok();
-        let payloads = inner.connector.live().len();
-        if payloads > 0 {
-            tracing::warn!(
-                payloads,
-                in_time,
-                "left with payloads that may be needed; they must be produced again"
-            );
-        }
-        self.close().await;
     }
 
     /// Ends the session and the connector; what runs is told to stop. Calling it again does nothing.
@@ -295,6 +282,7 @@ impl Inner {
             (Some(output), Answer::Accepted) => self.connector.release(output.payload),
             // Nobody will ask for it, and the server may not know of it.
             (Some(output), Answer::Refused(_) | Answer::Over(_)) => {
+                lock(&self.made).remove(&output.payload);
                 self.connector.release(output.payload);
                 self.tell(|session| session.dropped(output.payload));
             }
@@ -312,6 +300,13 @@ impl Inner {
     /// The session has ended.
     fn leave_alone(&self) {
         self.alone.store(true, Ordering::Release);
+        self.note_freed();
+    }
+
+    /// The server needs the payload no more.
+    fn release(&self, payload: PayloadId) {
+        lock(&self.made).remove(&payload);
+        self.connector.release(payload);
         self.note_freed();
     }
 

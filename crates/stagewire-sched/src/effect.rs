@@ -40,8 +40,12 @@ pub enum Effect {
         token: Token,
         failure: Failure,
     },
-    /// Tell the worker that no more offers will come.
-    Drain { worker: Incarnation },
+    /// Tell the worker that no more offers will come. It ends what it runs, which is taken from it after that time; moves
+    /// the payloads that it still holds to the store, and leaves.
+    Drain {
+        worker: Incarnation,
+        within: Option<Duration>,
+    },
     /// End the worker's stream, and its process where that is in the server's power: it did not stop an attempt in
     /// time. It is already counted as lost.
     Evict { worker: Incarnation, failure: Failure },

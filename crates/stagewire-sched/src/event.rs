@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use stagewire_core::{Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Token};
+use stagewire_core::{Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
 use crate::{IdempotencyKey, Outcome, PayloadInfo, ResultInfo, Terms, WorkerInfo};
 
@@ -69,6 +69,12 @@ pub enum Event {
     StageSkipped { job: JobId, stage: StageName },
     /// The stage has waited for long enough after a failure.
     RetryDue { job: JobId, stage: StageName },
+    /// The payload went from the memory of the worker that published it to the store.
+    PayloadMoved { token: Token, payload: PayloadInfo },
+    /// Only jobs that have begun go on, until the pipeline is resumed.
+    Paused,
+    /// Jobs begin again.
+    Resumed,
 
     // Volatile.
     /// The worker's stream is up. `claimed` attempts go on, `stale` ones were told to stop, and `unclaimed` payloads
@@ -87,8 +93,11 @@ pub enum Event {
     WorkerResumed { worker: Incarnation },
     /// The worker's unclaimed payloads were released.
     HoldingsSettled { worker: Incarnation },
-    /// The worker gets no more offers.
-    WorkerDraining { worker: Incarnation },
+    /// The worker gets no more offers; what it runs at that time ends.
+    WorkerDraining {
+        worker: Incarnation,
+        until: Option<Timestamp>,
+    },
     /// No worker gets offers any more, and no job is accepted.
     Draining,
     /// The attempt was offered, in a batch of so many. Its class pays the price, which is what the attempt is predicted to
@@ -186,6 +195,7 @@ impl Event {
             | Self::AttemptFailed { token, .. }
             | Self::AttemptLost { token, .. }
             | Self::AttemptFenced { token, .. }
+            | Self::PayloadMoved { token, .. }
             | Self::Offered { token, .. }
             | Self::OfferEnded { token, .. }
             | Self::Renewed { token, .. } => Some(token.job),

@@ -31,8 +31,8 @@ pub enum WaitCause {
         within: Duration,
         failure: Option<Failure>,
     },
-    /// A worker of the stage: none is attached. `away` ones may come back.
-    NoWorker { away: u32 },
+    /// A worker of the stage: none is attached that takes work. `away` ones may come back, `draining` ones leave.
+    NoWorker { away: u32, draining: u32 },
     /// The other ranks of a group: `attached` of `world` are there, and nobody else serves the stage.
     Ranks {
         group: StageName,
@@ -61,6 +61,8 @@ pub enum WaitCause {
     },
     /// Nothing: it is offered at the next poll. `ahead` and `others` as for a slot.
     Dispatch { ahead: usize, others: usize },
+    /// The pipeline to be resumed: the job has not begun. `ahead` and `others` as for a slot.
+    Paused { ahead: usize, others: usize },
     /// The server to restart: it is draining.
     Draining,
     /// A worker's answer to the offer.

@@ -39,6 +39,8 @@ pub(crate) struct Index {
 pub(crate) struct StageMark {
     /// Where it waits: whether it has run before, and since when.
     queued: Option<(bool, Timestamp)>,
+    /// Whether the job has begun, where it waits.
+    begun: bool,
     deadline: Option<(Timestamp, Due)>,
     payload: Option<(PayloadId, Holder, u64)>,
     credit: bool,
@@ -91,6 +93,7 @@ pub(crate) struct WorkerMark {
     paused: Option<Timestamp>,
     away: Option<Timestamp>,
     resume: Option<Timestamp>,
+    drain: Option<Timestamp>,
     unclaimed: bool,
 }
 
@@ -108,6 +111,7 @@ impl JobMark {
     /// `stages` is taken for the room that it has.
     pub(crate) fn of(topology: &Topology, limits: &Limits, job: &Job, mut stages: Vec<StageMark>) -> Self {
         let ended = job.ended().is_some();
+        let begun = job.has_begun(topology);
         let mark = |stage: StageIndex| {
             let run = job.run(stage);
             let (queued, deadline) = match &run.phase {
@@ -120,6 +124,7 @@ impl JobMark {
             let making = matches!(run.phase, Phase::Offered(_) | Phase::Running(_));
             StageMark {
                 queued,
+                begun: begun && queued.is_some(),
                 deadline,
                 payload: live
                     .zip(run.output.holder())
@@ -134,7 +139,7 @@ impl JobMark {
             job: job.id,
             number: job.number,
             class: job.class,
-            rank: Rank::new(false, job),
+            rank: Rank::new(false, job, begun),
             nbytes: job.params.len() as u64,
             state: job.state.position(),
             ended: job.ended(),
@@ -156,6 +161,7 @@ impl WorkerMark {
             paused: worker.paused_until.filter(|_| worker.pool().paused > 0),
             away: worker.away_until(),
             resume: worker.paused_until,
+            drain: worker.drain_by,
             unclaimed: !worker.unclaimed.is_empty(),
         }
     }
@@ -288,6 +294,7 @@ impl Index {
             }
             self.timers.clear(mark.away, Timer::Away(mark.worker));
             self.timers.clear(mark.resume, Timer::Resume(mark.worker));
+            self.timers.clear(mark.drain, Timer::Drain(mark.worker));
             if mark.unclaimed {
                 self.unclaimed.remove(&mark.worker);
             }
@@ -305,6 +312,7 @@ impl Index {
             }
             self.timers.set(mark.away, Timer::Away(mark.worker));
             self.timers.set(mark.resume, Timer::Resume(mark.worker));
+            self.timers.set(mark.drain, Timer::Drain(mark.worker));
             if mark.unclaimed {
                 self.unclaimed.insert(mark.worker);
             }

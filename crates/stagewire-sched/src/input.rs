@@ -130,18 +130,27 @@ pub enum Input {
     Drain {
         /// Where.
         scope: DrainScope,
+        /// What runs after that time is taken from its workers and queued again; `None` lets it end. Of no effect for
+        /// [`DrainScope::All`].
+        within: Option<Duration>,
     },
+    /// Jobs that have begun go on, the others wait, until [`Input::Resume`]; also across a restart.
+    Pause,
+    /// Jobs begin again.
+    Resume,
     /// Time has passed or something changed: do the next thing that is due. Call it until a decision has no events.
     Poll,
 }
 
 /// What a drain concerns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DrainScope {
     /// The whole pipeline.
     All,
     /// One worker.
     Worker(Incarnation),
+    /// The workers that a stage has now.
+    Stage(StageName),
 }
 
 /// A client's name for a submission. The same key with the same hash means the same job, as long as that is remembered.

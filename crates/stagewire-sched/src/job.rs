@@ -237,6 +237,14 @@ impl Output {
         }
     }
 
+    /// The worker that published the payload, while it can be read.
+    pub(crate) const fn worker(&self) -> Option<Incarnation> {
+        match self {
+            Self::Live { worker, .. } => Some(*worker),
+            Self::None | Self::Gone { .. } => None,
+        }
+    }
+
     /// Who holds the payload, while it can be read.
     pub const fn holder(&self) -> Option<Holder> {
         match self {

@@ -12,10 +12,12 @@ use crate::topology::{ClassIndex, Topology};
 /// A job without deadline stands among those that have one as if it had this long.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-/// Place of a job among those of its class in the queue of a stage: those that have been tried before first, then those
-/// that are due first, then the older first.
+/// Place of a job among those of its class in the queue of a stage: those that have begun first, which go on while the
+/// pipeline is paused; then those that have been tried before, then those that are due first, then the older first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
+    /// The job has not begun.
+    pub(crate) new: bool,
     fresh: bool,
     due: Timestamp,
     number: u64,
@@ -30,8 +32,9 @@ impl Rank {
         Self { fresh: !again, ..self }
     }
 
-    pub(crate) fn new(again: bool, job: &Job) -> Self {
+    pub(crate) fn new(again: bool, job: &Job, begun: bool) -> Self {
         Self {
+            new: !begun,
             fresh: !again,
             due: job.due().unwrap_or(job.submitted + PATIENCE),
             number: job.number,

@@ -56,6 +56,10 @@ pub enum Refusal {
         stage: StageName,
         known: Vec<StageName>,
     },
+    #[error(
+        "there is no stage {stage}; this pipeline has {}", .known.iter().map(StageName::as_str).collect::<Vec<_>>().join(", ")
+    )]
+    NoStage { stage: StageName, known: Vec<StageName> },
     #[error("worker {worker} advertises {slots} slots; it must be 1 to {limit}")]
     Slots {
         worker: Incarnation,
@@ -141,7 +145,9 @@ pub enum Refusal {
 impl Classify for Refusal {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::UnknownJob { .. } | Self::UnknownStage { .. } | Self::UnknownSkip { .. } => ErrorClass::NotFound,
+            Self::UnknownJob { .. } | Self::UnknownStage { .. } | Self::UnknownSkip { .. } | Self::NoStage { .. } => {
+                ErrorClass::NotFound
+            }
             Self::Epoch { .. }
             | Self::DuplicateJob { .. }
             | Self::KeyConflict { .. }
@@ -176,7 +182,7 @@ impl Classify for Refusal {
             Self::QueueDeadline { .. } => "job.deadline",
             Self::Draining => "server.draining",
             Self::JobEnded { .. } => "job.ended",
-            Self::UnknownStage { .. } | Self::UnknownSkip { .. } => "stage.unknown",
+            Self::UnknownStage { .. } | Self::UnknownSkip { .. } | Self::NoStage { .. } => "stage.unknown",
             Self::NothingToDo { .. } => "job.nothing_to_do",
             Self::Slots { .. } | Self::TooManyRunning { .. } => "worker.slots",
             Self::Batch { .. } => "worker.batch",
@@ -218,6 +224,7 @@ impl Classify for Refusal {
             Self::UnknownStage { worker, stage, .. } => {
                 vec![("worker", worker.to_string()), ("stage", stage.to_string())]
             }
+            Self::NoStage { stage, .. } => vec![("stage", stage.to_string())],
             Self::Slots { worker, slots, limit } => vec![
                 ("worker", worker.to_string()),
                 ("slots", slots.to_string()),

@@ -9,6 +9,7 @@ mod explain;
 mod group;
 mod lost;
 mod offer;
+mod pause;
 mod payload;
 mod plan;
 mod poll;
@@ -25,7 +26,10 @@ use crate::estimate::Estimate;
 use crate::index::{Index, Spare};
 use crate::share::Shares;
 use crate::topology::StageIndex;
-use crate::{Counters, Decision, Event, Input, Job, JobTally, Limits, Refusal, StageTally, Topology, Worker};
+use crate::{
+    Counters, Decision, Event, Holder, Input, Job, JobTally, Limits, Output, PayloadInfo, Refusal, StageTally,
+    Topology, Worker,
+};
 
 pub use snapshot::{RestoreError, Snapshot};
 
@@ -40,6 +44,8 @@ pub struct Sched {
     epoch: Epoch,
     /// No offers and no new jobs.
     draining: bool,
+    /// Only jobs that have begun are dispatched.
+    paused: bool,
     /// Number of the next job.
     next_number: u64,
     jobs: ById<JobId, Job>,
@@ -71,6 +77,7 @@ impl Sched {
             limits,
             epoch: Epoch::default(),
             draining: false,
+            paused: false,
             next_number: 0,
             jobs: ById::new(),
             keys: BTreeMap::new(),
@@ -126,7 +133,9 @@ impl Sched {
             } => self.failed(now, worker, token, failure, lost),
             Input::Stopped { worker, token } => self.stopped(now, worker, token),
             Input::PayloadLost { payload } => Ok(self.payload_lost(now, payload)),
-            Input::Drain { scope } => self.drain(scope),
+            Input::Drain { scope, within } => self.drain(now, scope, within),
+            Input::Pause => Ok(self.pause(true)),
+            Input::Resume => Ok(self.pause(false)),
             Input::Poll => Ok(self.poll(now)),
         }
     }
@@ -161,6 +170,11 @@ impl Sched {
     /// Whether there are no offers and no new jobs until the server restarts.
     pub const fn is_draining(&self) -> bool {
         self.draining
+    }
+
+    /// Whether only jobs that have begun go on.
+    pub const fn is_paused(&self) -> bool {
+        self.paused
     }
 
     /// The job of this id.
@@ -233,6 +247,18 @@ impl Sched {
     pub fn payload_owner(&self, payload: PayloadId) -> Option<(JobId, &StageName)> {
         let (job, stage) = self.index.payloads.get(&payload)?;
         Some((*job, self.topology.name(*stage)))
+    }
+
+    /// The payloads whose bytes this worker holds, each with the attempt that made it.
+    pub fn held_by(&self, worker: Incarnation) -> impl Iterator<Item = (Token, &PayloadInfo)> {
+        let payloads = self.index.payloads_of(Holder::Worker(worker));
+        payloads.filter_map(|payload| {
+            let (job, stage) = self.index.payloads.get(&payload)?;
+            match &self.jobs.get(job)?.run(*stage).output {
+                Output::Live { payload, token, .. } => Some((*token, payload)),
+                Output::None | Output::Gone { .. } => None,
+            }
+        })
     }
 
     /// Whether the attempt runs and its token is valid.

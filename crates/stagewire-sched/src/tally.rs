@@ -27,6 +27,8 @@ pub(crate) struct Pool {
     pub(crate) workers: u32,
     /// Workers that may come back.
     pub(crate) away: u32,
+    /// Workers that can be reached and are draining.
+    pub(crate) draining: u32,
     pub(crate) advertised: u32,
     pub(crate) running: u32,
     pub(crate) reserved: u32,
@@ -39,6 +41,7 @@ impl Pool {
     pub(crate) const fn add(&mut self, other: Self) {
         self.workers += other.workers;
         self.away += other.away;
+        self.draining += other.draining;
         self.advertised += other.advertised;
         self.running += other.running;
         self.reserved += other.reserved;
@@ -49,6 +52,7 @@ impl Pool {
     pub(crate) const fn subtract(&mut self, other: Self) {
         self.workers -= other.workers;
         self.away -= other.away;
+        self.draining -= other.draining;
         self.advertised -= other.advertised;
         self.running -= other.running;
         self.reserved -= other.reserved;

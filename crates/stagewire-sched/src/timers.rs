@@ -34,6 +34,8 @@ pub(crate) enum Timer {
     Away(Incarnation),
     /// A worker gets offers again.
     Resume(Incarnation),
+    /// A draining worker has had its time.
+    Drain(Incarnation),
     /// An offer was not answered.
     Offer(JobId, StageIndex),
     /// An attempt was not renewed, or made no progress.
@@ -51,6 +53,7 @@ impl Timer {
         match self {
             Self::Away(_) => "worker.away",
             Self::Resume(_) => "worker.resume",
+            Self::Drain(_) => "worker.drain",
             Self::Offer(..) => "offer.answer",
             Self::Attempt(..) => "attempt.renewal",
             Self::Retry(..) => "stage.retry",

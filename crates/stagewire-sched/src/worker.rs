@@ -17,6 +17,8 @@ pub struct Worker {
     pub(crate) info: Option<WorkerInfo>,
     pub(crate) link: LinkState,
     pub(crate) draining: bool,
+    /// When what it runs is taken from it, while it drains.
+    pub(crate) drain_by: Option<Timestamp>,
     pub(crate) paused_until: Option<Timestamp>,
     /// Offers in a row that it declined or did not answer.
     pub(crate) misses: u32,
@@ -103,6 +105,11 @@ impl Worker {
         self.draining
     }
 
+    /// When what it runs is taken from it, where it drains within a time and that is not over.
+    pub const fn drain_by(&self) -> Option<Timestamp> {
+        self.drain_by
+    }
+
     /// Slots in use, by the token that uses them.
     pub const fn slots(&self) -> &BTreeMap<Token, Slot> {
         &self.slots
@@ -185,6 +192,7 @@ impl Worker {
             info: None,
             link: LinkState::Away { until },
             draining: false,
+            drain_by: None,
             paused_until: None,
             misses: 0,
             declined: None,
@@ -223,6 +231,12 @@ impl Worker {
                 ..Pool::default()
             };
         }
+        if self.draining {
+            return Pool {
+                draining: 1,
+                ..Pool::default()
+            };
+        }
         if !self.is_ready() {
             return Pool::default();
         }
@@ -234,6 +248,7 @@ impl Worker {
         Pool {
             workers: 1,
             away: 0,
+            draining: 0,
             advertised: if self.has_room() {
                 self.advertised()
             } else {

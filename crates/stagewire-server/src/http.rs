@@ -8,7 +8,9 @@ mod guard;
 mod inputs;
 mod jobs;
 mod openapi;
+mod operate;
 mod pipeline;
+mod pools;
 mod query;
 mod results;
 mod timeline;
@@ -78,6 +80,10 @@ pub(crate) fn router(app: Arc<App>, grpc: Router) -> Router {
         .route("/v1/inputs", post(inputs::upload))
         .route("/v1/inputs/{name}", get(inputs::download))
         .route("/v1/pipeline", get(pipeline::show))
+        .route("/v1/pipeline/pause", post(operate::pause))
+        .route("/v1/pipeline/resume", post(operate::resume))
+        .route("/v1/pipeline/drain", post(operate::drain))
+        .route("/v1/pools", get(pools::show))
         .route("/v1/stats", get(pipeline::stats))
         .route("/v1/openapi.json", get(openapi::show))
         .route("/healthz", get(pipeline::health))
@@ -143,6 +149,10 @@ fn route(path: &str) -> &'static str {
         ["v1", "inputs"] => "/v1/inputs",
         ["v1", "inputs", _] => "/v1/inputs/{name}",
         ["v1", "pipeline"] => "/v1/pipeline",
+        ["v1", "pipeline", "pause"] => "/v1/pipeline/pause",
+        ["v1", "pipeline", "resume"] => "/v1/pipeline/resume",
+        ["v1", "pipeline", "drain"] => "/v1/pipeline/drain",
+        ["v1", "pools"] => "/v1/pools",
         ["v1", "stats"] => "/v1/stats",
         ["v1", "openapi.json"] => "/v1/openapi.json",
         ["healthz"] => "/healthz",

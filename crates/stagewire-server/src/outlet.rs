@@ -51,7 +51,7 @@ impl Outlet {
             Effect::CancelAttempt { worker, token, failure } => (worker, message::cancel(token, failure)),
             Effect::Accepted { worker, token } => (worker, message::accepted(token)),
             Effect::Refused { worker, token, failure } => (worker, message::refused(token, failure)),
-            Effect::Drain { worker } => (worker, message::drain()),
+            Effect::Drain { worker, within } => (worker, message::drain(within)),
             Effect::Release { holder, payload } => match holder {
                 Holder::Worker(worker) => (worker, message::release(payload)),
                 Holder::Store => return self.store.release(payload),

@@ -12,10 +12,26 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) name: Option<String>,
     pub(crate) attached: bool,
     pub(crate) draining: bool,
+    /// When what it runs is taken from it, where it drains within a time.
+    pub(crate) drain_by: Option<Timestamp>,
     pub(crate) ready: bool,
     /// Its place in a group. A group has one slot, that of rank 0.
     pub(crate) member: Option<Member>,
     pub(crate) slots: Slots,
+    /// Payloads that it holds, and their bytes.
+    pub(crate) payloads: u64,
+    pub(crate) payload_bytes: u64,
+}
+
+impl WorkerSnapshot {
+    /// `ready`, `draining` or `away`.
+    pub(crate) const fn state(&self) -> &'static str {
+        match (self.attached, self.draining) {
+            (false, _) => "away",
+            (true, true) => "draining",
+            (true, false) => "ready",
+        }
+    }
 }
 
 /// Slots by what they are used for. They add up: `free + reserved + running + stopping = advertised`.
@@ -54,6 +70,8 @@ pub(crate) struct StageSnapshot {
     /// Payloads that are held, and their bytes.
     pub(crate) payloads: u64,
     pub(crate) payload_bytes: u64,
+    /// Payloads that count for `max_held`: those that are being made, too.
+    pub(crate) held: u32,
     pub(crate) workers: Vec<WorkerSnapshot>,
 }
 
@@ -80,13 +98,14 @@ impl StageSnapshot {
 #[derive(Debug, Clone)]
 pub(crate) struct Snapshot {
     pub(crate) at: Timestamp,
+    pub(crate) paused: bool,
     pub(crate) jobs: BTreeMap<&'static str, u64>,
     pub(crate) stages: Vec<StageSnapshot>,
     pub(crate) counters: Counters,
 }
 
 impl Snapshot {
-    /// Counts. Takes time in proportion to the workers, and looks at no job.
+    /// Counts. Takes time in proportion to the workers and to the payloads that they hold, not to the jobs.
     pub(crate) fn take(sched: &Sched, now: Timestamp) -> Self {
         let jobs = JobState::NAMES.into_iter().zip(sched.job_tally()).collect();
         let stage = |spec: &StageSpec| {
@@ -103,6 +122,7 @@ impl Snapshot {
                 oldest: tally.oldest,
                 payloads: tally.payloads,
                 payload_bytes: tally.payload_bytes,
+                held: sched.held(&spec.name),
                 workers: Vec::new(),
             }
         };
@@ -123,18 +143,26 @@ impl Snapshot {
                     Slot::Stopping { .. } => slots.stopping += 1,
                 }
             }
+            let held = sched.held_by(worker.incarnation());
+            let (payloads, payload_bytes) = held.fold((0, 0), |(count, nbytes), (_, payload)| {
+                (count + 1, nbytes + payload.nbytes.0)
+            });
             stage.workers.push(WorkerSnapshot {
                 incarnation: worker.incarnation(),
                 name: worker.info().map(|info| info.name.clone()),
                 attached: worker.link() == LinkState::Attached,
                 draining: worker.is_draining(),
+                drain_by: worker.drain_by(),
                 ready: worker.is_ready(),
                 member: worker.member().cloned(),
                 slots,
+                payloads,
+                payload_bytes,
             });
         }
         Self {
             at: now,
+            paused: sched.is_paused(),
             jobs,
             stages,
             counters: sched.counters(),
@@ -180,6 +208,7 @@ mod tests {
         };
         let drain = Input::Drain {
             scope: DrainScope::Worker(incarnation),
+            within: None,
         };
         let away = Input::WorkerAway { worker: incarnation };
         let mut after = |input: Input| {

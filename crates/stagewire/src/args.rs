@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::command::{bench, doctor, job, jobs, kv, serve, status, store, submit, up, worker};
+use crate::command::{bench, doctor, drain, job, jobs, kv, pause, pools, serve, status, store, submit, up, worker};
 use crate::exit::EXIT_HELP;
 
 const EXAMPLES: &str = "\
@@ -89,6 +89,10 @@ pub(crate) enum Command {
     Cancel(job::CancelArgs),
     Status(status::StatusArgs),
     Stages(status::StagesArgs),
+    Pools(pools::PoolsArgs),
+    Drain(drain::DrainArgs),
+    Pause(pause::PauseArgs),
+    Resume(pause::ResumeArgs),
     Doctor(doctor::DoctorArgs),
     Kv(kv::KvArgs),
     Bench(bench::BenchArgs),
@@ -116,6 +120,10 @@ impl Command {
             Self::Cancel(args) => args.server.json,
             Self::Status(args) => args.server.json,
             Self::Stages(args) => args.server.json,
+            Self::Pools(args) => args.server.json,
+            Self::Drain(args) => args.server.json,
+            Self::Pause(args) => args.server.json,
+            Self::Resume(args) => args.server.json,
             Self::Doctor(args) => args.json,
             Self::Kv(args) => args.json(),
             Self::Bench(args) => args.json == Some(None),

@@ -18,7 +18,9 @@ use crate::args::ServerArgs;
 use crate::exit::{Exit, Fault};
 
 pub(crate) use events::Events;
-pub(crate) use types::{Artefact, Event, Input, Job, JobList, JobResult, ParamSpec, Pipeline, Stats};
+pub(crate) use types::{
+    Artefact, Event, Input, Job, JobList, JobResult, ParamSpec, Pipeline, PoolWorker, Pools, Stats,
+};
 
 /// Why a call to the server failed.
 #[derive(Debug, thiserror::Error)]
@@ -178,6 +180,15 @@ impl Client {
     /// Any document of the API.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         decode(self.send(Method::GET, path, |request| request).await?).await
+    }
+
+    /// Asks for something to be done, with a body where it takes one.
+    pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: Option<&Value>) -> Result<T, ClientError> {
+        let answer = self.send(Method::POST, path, |request| match body {
+            Some(body) => request.json(body),
+            None => request,
+        });
+        decode(answer.await?).await
     }
 
     /// Writes the document at `path` to a file, which is there whole or not at all.

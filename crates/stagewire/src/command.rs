@@ -2,10 +2,13 @@
 
 pub(crate) mod bench;
 pub(crate) mod doctor;
+pub(crate) mod drain;
 pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod keeper;
 pub(crate) mod kv;
+pub(crate) mod pause;
+pub(crate) mod pools;
 pub(crate) mod serve;
 pub(crate) mod status;
 pub(crate) mod store;

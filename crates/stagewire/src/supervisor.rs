@@ -124,7 +124,7 @@ impl Supervisor {
             match self.keepers.join_next().await {
                 Some(Ok(Err(fault))) => return fault,
                 Some(Err(error)) => return error.into(),
-                // A keeper ends well only when it was told to stop.
+                // A keeper ends well when it was told to stop, or its worker was told to leave.
                 Some(Ok(Ok(()))) => {}
                 None => std::future::pending().await,
             }
@@ -226,6 +226,10 @@ impl Keeper {
             Record::remove(&self.run_dir, &self.plan.name);
             let Some(death) = lived? else { return Ok(()) };
             was_ready |= death.ready.is_some();
+            if was_ready && matches!(death.ending, Ending::Code(0)) {
+                self.say("has left as it was told, and is not started again");
+                return Ok(());
+            }
             tries += 1;
             let killed = matches!(death.ending, Ending::Signal(_) | Ending::Unknown);
             if !was_ready && (!killed || tries >= START_TRIES) {

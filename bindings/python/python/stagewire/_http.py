@@ -209,6 +209,12 @@ def submission(
     return body
 
 
+def drain(worker: str | None, stage: str | None, deadline: float | None) -> dict[str, Any]:
+    """The body of a drain; what is not given is left out. The server judges the rest."""
+    body = {"worker": worker, "stage": stage, "deadline_s": deadline}
+    return {name: value for name, value in body.items() if value is not None}
+
+
 def ended(job: Mapping[str, Any]) -> None:
     """Raises the reason why a job that has ended has no result.
 

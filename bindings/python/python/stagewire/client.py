@@ -129,6 +129,33 @@ class Client:
         found: dict[str, Any] = self._json("GET", "/v1/pipeline")
         return found
 
+    def pools(self) -> dict[str, Any]:
+        """What each stage and each of its workers does and holds."""
+        found: dict[str, Any] = self._json("GET", "/v1/pools")
+        return found
+
+    def drain(
+        self, worker: str | None = None, *, stage: str | None = None, deadline: float | None = None
+    ) -> list[dict[str, Any]]:
+        """Has a worker, or all that a stage has now, leave without losing anything. Returns those that drain.
+
+        What runs goes on to its end; after `deadline` seconds it is queued again for other workers.
+
+        Raises:
+            NotFound: No such worker is attached, or there is no such stage.
+        """
+        body = _http.drain(worker, stage, deadline)
+        answer: dict[str, list[dict[str, Any]]] = self._json("POST", "/v1/pipeline/drain", json=body)
+        return answer["workers"]
+
+    def pause(self) -> None:
+        """Lets no more jobs begin, until `resume`. Those that have begun go on."""
+        self._json("POST", "/v1/pipeline/pause")
+
+    def resume(self) -> None:
+        """Lets jobs begin again."""
+        self._json("POST", "/v1/pipeline/resume")
+
     def close(self) -> None:
         """Closes the connections."""
         self._http.close()

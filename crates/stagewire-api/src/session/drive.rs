@@ -166,7 +166,7 @@ fn receive(shared: &Shared, message: v1::ServerMessage) -> Result<Option<Session
             shared.lock().outbox.end(token);
             SessionEvent::Refused(token, required("refused.failure", refused.failure)?.into())
         }
-        FromServer::Drain(drain) => SessionEvent::Drain(Duration::from_millis(drain.deadline_ms)),
+        FromServer::Drain(drain) => SessionEvent::Drain(drain.deadline_ms.map(Duration::from_millis)),
     };
     Ok(Some(event))
 }

@@ -11,26 +11,28 @@ use super::{Inner, Offered, Slot, lock};
 /// Turns what the server says into tasks, stops and releases.
 pub(super) struct Driver {
     inner: Arc<Inner>,
-    queue: mpsc::UnboundedSender<Vec<Task>>,
+    /// `None` once no more tasks come.
+    queue: Option<mpsc::UnboundedSender<Vec<Task>>>,
     /// Granted, while others of the batch are not.
     granted: Mutex<Vec<Task>>,
 }
 
 impl Driver {
     pub(super) fn new(inner: Arc<Inner>, queue: mpsc::UnboundedSender<Vec<Task>>) -> Self {
-        let granted = Mutex::default();
+        let (queue, granted) = (Some(queue), Mutex::default());
         Self { inner, queue, granted }
     }
 
-    /// Runs until the session is over or a drain is done. The queue ends with it.
-    pub(super) async fn run(self, mut events: mpsc::UnboundedReceiver<SessionEvent>) {
+    /// Runs until the session is over. The queue ends before, once a drain is done: payloads are still held then, and
+    /// releases still come, until the worker leaves.
+    pub(super) async fn run(mut self, mut events: mpsc::UnboundedReceiver<SessionEvent>) {
         let mut freed = self.inner.freed.subscribe();
         loop {
-            if self.inner.is_draining() && lock(&self.inner.attempts).is_empty() {
+            if self.queue.is_some() && self.inner.is_draining() && lock(&self.inner.attempts).is_empty() {
                 let message = "this worker was drained";
                 self.inner
                     .end(Failure::new(ErrorClass::Cancelled, "worker.drained", message));
-                break;
+                self.queue = None;
             }
             tokio::select! {
                 event = events.recv() => match event {
@@ -44,19 +46,6 @@ impl Driver {
                 _ = freed.changed() => {}
             }
         }
-        // Payloads are still held and releases still come, until the worker leaves.
-        drop(self.queue);
-        while let Some(event) = events.recv().await {
-            match event {
-                SessionEvent::Release(payload) => {
-                    self.inner.connector.release(payload);
-                    self.inner.note_freed();
-                }
-                SessionEvent::Offer(offer) => decline(&self.inner, offer, &draining()),
-                _ => {}
-            }
-        }
-        self.inner.leave_alone();
     }
 
     fn hear(&self, event: SessionEvent) {
@@ -65,9 +54,11 @@ impl Driver {
             SessionEvent::Attached { epoch, store } => {
                 tracing::info!(epoch, stage = %inner.stage, "attached to the server");
                 inner.connector.set_store(read_peer(&store));
+                inner.say_drain();
             }
             SessionEvent::Away => {
                 tracing::warn!(stage = %inner.stage, "lost the server; what runs goes on");
+                inner.forget_server();
                 // Offers end with the stream that brought them.
                 lock(&inner.attempts).retain(|_, slot| matches!(slot, Slot::Running(_)));
                 self.hand_over();
@@ -75,15 +66,12 @@ impl Driver {
             SessionEvent::Offer(offer) => self.offer(offer),
             SessionEvent::Grant(token) => self.grant(token),
             SessionEvent::Cancel(token, failure) => self.cancel(token, failure),
-            SessionEvent::Release(payload) => {
-                inner.connector.release(payload);
-                inner.note_freed();
-            }
+            SessionEvent::Release(payload) => inner.release(payload),
             SessionEvent::Accepted(token) => self.accepted(token),
             SessionEvent::Refused(token, failure) => self.refused(token, failure),
             SessionEvent::Drain(within) => {
-                tracing::info!(stage = %inner.stage, ?within, "the server drains this worker");
-                inner.draining.store(true, std::sync::atomic::Ordering::Release);
+                tracing::info!(stage = %inner.stage, ?within, "this worker drains");
+                inner.hear_drain(within);
             }
             SessionEvent::Over(error) => {
                 tracing::error!(stage = %inner.stage, %error, "gave up looking for the server");
@@ -182,9 +170,9 @@ impl Driver {
             return;
         }
         let batch = std::mem::take(&mut *lock(&self.granted));
-        if !batch.is_empty() {
+        if let Some(queue) = self.queue.as_ref().filter(|_| !batch.is_empty()) {
             // Nobody takes tasks any more where this fails; they say so to the server as they are dropped.
-            let _ = self.queue.send(batch);
+            let _ = queue.send(batch);
         }
     }
 
@@ -226,12 +214,6 @@ impl Driver {
 
 fn draining() -> Failure {
     Failure::new(ErrorClass::Unavailable, "worker.draining", "this worker is draining")
-}
-
-fn decline(inner: &Inner, offer: v1::Offer, failure: &Failure) {
-    if let Ok(token) = read_token(offer.token) {
-        inner.tell(|session| session.decline(token, failure.clone()));
-    }
 }
 
 fn gone(message: &str) -> Failure {

@@ -10,6 +10,7 @@ use stagewire_core::{Classify, ErrorClass, Failure, Handle, JobId, Member, Progr
 
 pub(crate) use state::{Answer, Sent, TaskState};
 
+use super::leave::Made;
 use super::{Cancelled, Inner, Offered, Output, OutputPlan, TaskError, lock};
 use crate::{ConsumeOptions, Consumer, Owner, Publication, PublishSpec, PutError, Stop};
 
@@ -278,10 +279,15 @@ impl Task {
         } else {
             describe(&handle)
         };
-        self.state.speak_well(Some(Sent {
+        let sent = Sent {
             payload: handle.payload,
             result: !plan.publish,
-        }))?;
+        };
+        self.state.speak_well(Some(sent))?;
+        if plan.publish && !plan.stored {
+            let told = None;
+            lock(&self.worker.made).insert(handle.payload, Made { token, handle, told });
+        }
         let result = if plan.publish {
             let announced = lock(&self.output)
                 .as_mut()
@@ -401,7 +407,7 @@ impl Drop for Task {
     }
 }
 
-fn describe(handle: &Handle) -> v1::Payload {
+pub(super) fn describe(handle: &Handle) -> v1::Payload {
     v1::Payload {
         id: handle.payload.0.as_bytes().to_vec(),
         handle: handle.to_bytes(),

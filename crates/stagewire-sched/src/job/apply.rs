@@ -115,6 +115,18 @@ impl Job {
             Event::PayloadLost { stage, payload, .. } | Event::PayloadReleased { stage, payload, .. } => {
                 self.end_payload(topology, stage, *payload)
             }
+            Event::PayloadMoved { token, payload: moved } => {
+                let stage = self.find(*token)?;
+                match &mut self.stages[stage.get()].output {
+                    Output::Live { payload, token: by, .. }
+                        if by == token && payload.id == moved.id && !payload.stored && moved.stored =>
+                    {
+                        *payload = moved.clone();
+                        Some(())
+                    }
+                    _ => None,
+                }
+            }
             Event::StageReopened { stage, .. } => {
                 let stage = topology.find(stage)?;
                 let run = self.stages.get_mut(stage.get())?;

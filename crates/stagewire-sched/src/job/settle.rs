@@ -211,10 +211,15 @@ impl Job {
         format!("job {} {what}", self.id)
     }
 
-    /// When a job that has not begun is dropped. It has begun once the first attempt at a stage of kind admission, which
-    /// is where the work is, was granted; where it needs no such stage, once any attempt was.
+    /// When a job that has not begun is dropped.
     pub(crate) fn drop_deadline(&self, topology: &Topology) -> Option<Timestamp> {
         let due = self.due().filter(|_| self.state == JobState::Active)?;
+        (!self.has_begun(topology)).then_some(due)
+    }
+
+    /// Whether the first attempt at a stage of kind admission, which is where the work is, was granted; where the job
+    /// needs no such stage, whether any attempt was.
+    pub(crate) fn has_begun(&self, topology: &Topology) -> bool {
         let begun = |stage: StageIndex| match self.run(stage).phase {
             Phase::Running(_) | Phase::Done { token: Some(_), .. } => true,
             Phase::Blocked { again, .. } | Phase::Queued { again, .. } => again,
@@ -223,8 +228,7 @@ impl Job {
         };
         let admits = |stage: StageIndex| topology.spec(stage).kind == StageKind::Admission && !self.skips(stage);
         let heavy = topology.has_admission() && topology.indices().any(admits);
-        let mut stages = topology.indices().filter(|stage| !heavy || admits(*stage));
-        (!stages.any(begun)).then_some(due)
+        topology.indices().filter(|stage| !heavy || admits(*stage)).any(begun)
     }
 
     /// When a job that is being cancelled is cancelled at the latest.

@@ -60,8 +60,13 @@ impl Sched {
                 worker.unclaimed.clear();
                 worker.claimed.clear();
             }),
-            Event::WorkerDraining { worker } => self.update_worker(*worker, |worker| worker.draining = true),
+            Event::WorkerDraining { worker, until } => self.update_worker(*worker, |worker| {
+                worker.draining = true;
+                worker.drain_by = *until;
+            }),
             Event::Draining => !std::mem::replace(&mut self.draining, true),
+            Event::Paused => !std::mem::replace(&mut self.paused, true),
+            Event::Resumed => std::mem::replace(&mut self.paused, false),
             Event::AttemptStopped { worker, token } => {
                 let stopping = self.slot(*worker, *token).is_some_and(Slot::is_stopping);
                 stopping && self.set_slot(*worker, *token, None)
@@ -103,6 +108,16 @@ impl Sched {
             }
             Event::AttemptLost { token, loss, .. } => self.end_attempt(at, *token, event, loss.keeps_slot()),
             Event::AttemptFenced { token, .. } => self.end_attempt(at, *token, event, true),
+            Event::PayloadMoved { token, .. } => {
+                let from = self
+                    .find(*token)
+                    .and_then(|(job, stage)| job.run(stage).output.holder());
+                let fits = self.change_job(at, token.job, event);
+                if fits && let Some(Holder::Worker(worker)) = from {
+                    self.drop_ghost(worker);
+                }
+                fits
+            }
             Event::PayloadLost { job, stage, .. } | Event::PayloadReleased { job, stage, .. } => {
                 let holder = self.jobs.get(job).and_then(|job| job.stage(stage)?.output.holder());
                 let fits = self.change_job(at, *job, event);
@@ -486,6 +501,7 @@ impl Sched {
                 worker.info = None;
                 worker.whole = false;
                 worker.draining = false;
+                worker.drain_by = None;
             });
             self.drop_ghost(worker);
         }

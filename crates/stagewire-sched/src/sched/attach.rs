@@ -48,8 +48,13 @@ impl Sched {
             }
         }
         let unclaimed = self.unclaimed(&mut plan, incarnation, holding);
-        if self.draining {
-            plan.effect(Effect::Drain { worker: incarnation });
+        let known = self.workers.get(&incarnation);
+        if self.draining || known.is_some_and(|known| known.draining) {
+            let within = known.and_then(|known| known.drain_by).map(|until| until.since(now));
+            plan.effect(Effect::Drain {
+                worker: incarnation,
+                within,
+            });
         }
         plan.push(Event::WorkerAttached {
             worker: info,

@@ -46,7 +46,9 @@ impl Sched {
 
     fn cause(&self, now: Timestamp, job: &Job, stage: StageIndex, phase: &Phase) -> WaitCause {
         match phase {
-            Phase::Queued { again, .. } => self.queue_cause(job, stage, Rank::new(*again, job)),
+            Phase::Queued { again, .. } => {
+                self.queue_cause(job, stage, Rank::new(*again, job, job.has_begun(&self.topology)))
+            }
             Phase::Offered(offer) => WaitCause::Answer {
                 worker: offer.worker,
                 within: offer.deadline.since(now),
@@ -82,10 +84,15 @@ impl Sched {
         let queue = &self.index.queues[stage.get()];
         let class = job.class;
         let (ahead, others) = (queue.ahead(class, &rank), queue.len() - queue.len_of(class));
+        if self.paused && rank.new {
+            return WaitCause::Paused { ahead, others };
+        }
         let pool = queue.pool;
         if pool.workers == 0 {
-            let ranks = self.missing_ranks(stage);
-            return ranks.unwrap_or(WaitCause::NoWorker { away: pool.away });
+            return self.missing_ranks(stage).unwrap_or(WaitCause::NoWorker {
+                away: pool.away,
+                draining: pool.draining,
+            });
         }
         if !self.has_credit(stage) {
             return WaitCause::Credit {

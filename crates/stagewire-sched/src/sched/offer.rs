@@ -57,11 +57,16 @@ impl Sched {
         let queue = &self.index.queues[stage.get()];
         let mut heads = Heads::default();
         for class in self.topology.class_indices() {
-            let first = queue.first(class);
+            let first = queue.first(class).filter(|first| self.may_begin(first));
             heads[class.get()] = first.map(|first| self.estimates[stage.get()].predict(first.shape));
         }
         let turn = self.shares[stage.get()].next(self.topology.classes(), &heads)?;
         Some((*queue.first(ClassIndex::new(turn.class))?, turn, heads))
+    }
+
+    /// Whether the job may be dispatched: while the pipeline is paused, those that have begun.
+    const fn may_begin(&self, rank: &Rank) -> bool {
+        !(self.paused && rank.new)
     }
 
     /// Whether the stage may make another payload.
@@ -92,7 +97,9 @@ impl Sched {
         let job = self.jobs.get(&job)?;
         let idle = job.stages.iter().all(|run| run.phase.worker().is_none());
         match job.run(stage).phase {
-            Phase::Queued { again, .. } if idle => Some(Rank::new(again, job)),
+            Phase::Queued { again, .. } if idle => {
+                Some(Rank::new(again, job, job.has_begun(&self.topology))).filter(|rank| self.may_begin(rank))
+            }
             _ => None,
         }
     }

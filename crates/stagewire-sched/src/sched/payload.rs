@@ -57,6 +57,9 @@ impl Sched {
                 let payload = payload.id;
                 return Err(Refusal::NotRankZero { worker, token, payload });
             }
+            Standing::Done if payload.stored && self.is_held(worker, token, payload.id) => {
+                plan.change(token.job, |job| job.push(Event::PayloadMoved { token, payload }));
+            }
             // Said twice, and released in the meantime.
             Standing::Done if owner.is_none() => plan.effect(unknown),
             Standing::Done => (),
@@ -69,6 +72,15 @@ impl Sched {
             }
         }
         Ok(plan.decision)
+    }
+
+    /// Whether the worker holds this payload, which it made with this token.
+    fn is_held(&self, worker: Incarnation, token: Token, payload: PayloadId) -> bool {
+        let run = self.find(token).map(|(job, stage)| job.run(stage));
+        run.is_some_and(|run| {
+            run.output.holder() == Some(Holder::Worker(worker))
+                && run.output.live().is_some_and(|live| live.id == payload)
+        })
     }
 
     pub(super) fn payload_lost(&self, now: Timestamp, payload: PayloadId) -> Decision {

@@ -274,6 +274,16 @@ impl JobPlan<'_, '_> {
                         .notice_stage(self.job.id, stage, &self.job.run(stage).phase, kind);
                 }
             }
+            // The worker asks the store to take it until it hears that this is known.
+            Event::PayloadMoved { token, payload } => {
+                if let Some(worker) = self
+                    .job
+                    .find(*token)
+                    .and_then(|stage| self.job.run(stage).output.worker())
+                {
+                    self.plan.release(Holder::Worker(worker), payload.id);
+                }
+            }
             Event::PayloadLost { stage, .. } | Event::PayloadReleased { stage, .. } => {
                 if let Some(run) = self.job.stage(stage)
                     && let (Some(holder), Some(payload)) = (run.output.holder(), run.output.live())

@@ -29,6 +29,7 @@ impl Sched {
                 events: vec![Event::WorkerResumed { worker }],
                 ..Decision::default()
             },
+            Timer::Drain(worker) => self.drain_overdue(now, worker),
             Timer::Offer(job, stage) => self.offer_unanswered(now, job, stage),
             Timer::Attempt(job, stage) => self.attempt_expired(now, job, stage),
             Timer::Retry(job, stage) => self.retry(now, job, stage),

@@ -16,6 +16,7 @@ use crate::{Holder, Limits, Topology};
 pub struct Snapshot {
     epoch: Epoch,
     next_number: u64,
+    paused: bool,
     jobs: Vec<Job>,
     /// How long attempts take, by stage.
     estimates: BTreeMap<StageName, Estimate>,
@@ -56,6 +57,7 @@ impl Sched {
         Snapshot {
             epoch: self.epoch,
             next_number: self.next_number,
+            paused: self.paused,
             jobs: self.jobs.values().map(Self::durable).collect(),
             estimates: {
                 let stages = self.topology.stages().iter().map(|spec| spec.name.clone());
@@ -71,6 +73,7 @@ impl Sched {
     pub fn restore(topology: Topology, limits: Limits, snapshot: Snapshot) -> Result<Self, RestoreError> {
         let mut sched = Self::new(topology, limits);
         sched.epoch = snapshot.epoch;
+        sched.paused = snapshot.paused;
         for (stage, estimate) in snapshot.estimates {
             if let Some(stage) = sched.topology.find(&stage) {
                 sched.estimates[stage.get()] = estimate;

@@ -84,6 +84,12 @@ fn events(world: &mut World) -> Vec<Event> {
             job,
             stage: stage.clone(),
         },
+        Event::PayloadMoved {
+            token,
+            payload: payload_info(payload, true),
+        },
+        Event::Paused,
+        Event::Resumed,
         Event::WorkerAttached {
             worker: worker_info(worker, "encode", 1),
             claimed: vec![token],
@@ -94,7 +100,7 @@ fn events(world: &mut World) -> Vec<Event> {
         Event::WorkerLost { worker },
         Event::WorkerResumed { worker },
         Event::HoldingsSettled { worker },
-        Event::WorkerDraining { worker },
+        Event::WorkerDraining { worker, until: None },
         Event::Draining,
         Event::Offered {
             token,
@@ -143,7 +149,11 @@ fn an_event_that_does_not_fit_does_nothing() {
     let creates = |event: &&Event| {
         matches!(
             event,
-            Event::Restarted { .. } | Event::JobSubmitted { .. } | Event::WorkerAttached { .. } | Event::Draining
+            Event::Restarted { .. }
+                | Event::JobSubmitted { .. }
+                | Event::WorkerAttached { .. }
+                | Event::Draining
+                | Event::Paused
         )
     };
     let before = format!("{sched:?}");
@@ -158,5 +168,5 @@ fn only_what_must_outlive_the_server_is_durable() {
     let mut world = World::new(video());
     let durable: Vec<bool> = events(&mut world).iter().map(Event::is_durable).collect();
     assert!(durable.is_sorted_by(|a, b| a >= b), "durable variants come first");
-    assert_eq!(durable.iter().filter(|durable| **durable).count(), 16);
+    assert_eq!(durable.iter().filter(|durable| **durable).count(), 19);
 }

@@ -14,7 +14,10 @@ fn cause(world: &World, job: stagewire_core::JobId, stage: &str) -> WaitCause {
 fn every_stage_says_what_it_waits_for() {
     let mut world = World::new(video());
     let job = world.submit();
-    assert_eq!(cause(&world, job, "encode"), WaitCause::NoWorker { away: 0 });
+    assert_eq!(
+        cause(&world, job, "encode"),
+        WaitCause::NoWorker { away: 0, draining: 0 }
+    );
     let stages = vec![name("encode")];
     assert_eq!(cause(&world, job, "denoise"), WaitCause::Inputs { stages });
     let encoder = world.attach("encode", 1);
@@ -51,7 +54,10 @@ fn every_stage_says_what_it_waits_for() {
     };
     assert_eq!(cause(&world, next, "encode"), expected);
     world.away(encoder);
-    assert_eq!(cause(&world, next, "encode"), WaitCause::NoWorker { away: 1 });
+    assert_eq!(
+        cause(&world, next, "encode"),
+        WaitCause::NoWorker { away: 1, draining: 0 }
+    );
 }
 
 #[test]
@@ -105,7 +111,10 @@ fn stopping_and_draining_are_explained() {
     let why = world.sched.explain(world.now, job);
     let within = Limits::default().cancel;
     assert_eq!(why[0].cause, WaitCause::Stopping { attempts: 1, within });
-    world.does(Input::Drain { scope: DrainScope::All });
+    world.does(Input::Drain {
+        scope: DrainScope::All,
+        within: None,
+    });
     assert_eq!(cause(&world, waiting, "paint"), WaitCause::Draining);
     world.stop(painter, token);
     assert_eq!(world.sched.explain(world.now, job), []);

@@ -190,6 +190,7 @@ fn a_rank_that_is_away_is_waited_for_and_a_draining_one_ends_the_group() {
     world.complete(ranks[0], token);
     world.does(Input::Drain {
         scope: stagewire_sched::DrainScope::Worker(ranks[1]),
+        within: None,
     });
     let waiting = world.submit();
     assert_eq!(world.phase(waiting, "denoise"), "queued");

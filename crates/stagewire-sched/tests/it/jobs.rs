@@ -242,8 +242,14 @@ fn a_draining_server_offers_and_accepts_nothing() {
     world.submit_with_key("mine", 1).expect("a job");
     let second = world.accept(painter);
     let waiting = world.submit();
-    world.does(Input::Drain { scope: DrainScope::All });
-    assert!(world.effects.contains(&Effect::Drain { worker: painter }));
+    world.does(Input::Drain {
+        scope: DrainScope::All,
+        within: None,
+    });
+    assert!(world.effects.contains(&Effect::Drain {
+        worker: painter,
+        within: None
+    }));
     let refusal = world.submit_with_key("other", 1).expect_err("draining");
     assert_eq!(refusal.class(), ErrorClass::Unavailable);
     assert!(world.submit_with_key("mine", 1).is_ok(), "what is there is there");

@@ -133,7 +133,9 @@ fn op() -> impl Strategy<Value = Op> {
         1 => pick().prop_map(Op::DieUnnoticed),
         1 => Just(Op::Restart),
         1 => pick().prop_map(Op::LosePayload),
-        1 => pick().prop_map(Op::Drain),
+        1 => (pick(), prop::option::of(0..60_u64)).prop_map(|(agent, seconds)| Op::Drain(agent, seconds)),
+        2 => (pick(), pick()).prop_map(|(agent, which)| Op::Move(agent, which)),
+        1 => any::<bool>().prop_map(Op::Pause),
         4 => (0..3_000u64).prop_map(Op::Wait),
         1 => (0..120_000u64).prop_map(Op::Wait),
     ]

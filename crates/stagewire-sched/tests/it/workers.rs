@@ -172,8 +172,12 @@ fn a_draining_worker_finishes_and_gets_no_more() {
     let job = world.submit();
     let token = world.accept(painter);
     let scope = DrainScope::Worker(painter);
-    world.does(Input::Drain { scope });
-    assert!(world.effects.contains(&Effect::Drain { worker: painter }));
+    let within = None;
+    world.does(Input::Drain { scope, within });
+    assert!(world.effects.contains(&Effect::Drain {
+        worker: painter,
+        within
+    }));
     let next = world.submit();
     world.complete(painter, token);
     assert_eq!((world.state(job), world.phase(next, "paint")), ("succeeded", "queued"));
@@ -183,7 +187,7 @@ fn a_draining_worker_finishes_and_gets_no_more() {
     let nobody = Incarnation(world.id());
     let scope = DrainScope::Worker(nobody);
     assert_eq!(
-        world.refused(Input::Drain { scope }),
+        world.refused(Input::Drain { scope, within }),
         Refusal::UnknownWorker { worker: nobody }
     );
 }

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use stagewire_core::{Classify, Epoch, Incarnation, JobId, StageName, Timestamp, Token, TransferMode};
-use stagewire_sched::{Decision, Effect, Event, Input, Job, JobNotice, NoticeKind as Notice, Phase, Refusal, Sched};
+use stagewire_sched::{
+    Decision, Effect, Event, Input, Job, JobNotice, LinkState, NoticeKind as Notice, Output, Phase, Refusal, Sched,
+    Worker,
+};
 
 use super::record::{Record, encode};
 use crate::history::Histories;
@@ -67,7 +70,18 @@ impl Batch {
                     self.names.insert(worker.incarnation, worker.name.clone());
                 }
                 Event::AttemptGranted { token, .. } => self.out.push(Out::Grant(*token)),
-                Event::AttemptCompleted { token, .. } => self.out.push(Out::Revoke(*token)),
+                Event::AttemptCompleted { token, .. } if runs_on_leaving(sched, *token) => {}
+                Event::AttemptCompleted { token, .. } | Event::PayloadMoved { token, .. } => {
+                    self.out.push(Out::Revoke(*token));
+                }
+                // From now on it may have the store take what it holds.
+                Event::WorkerDraining { worker, .. } => {
+                    let held = sched.held_by(*worker).filter(|(token, _)| !sched.is_running(*token));
+                    self.out.extend(held.map(|(token, _)| Out::Grant(token)));
+                }
+                Event::PayloadLost { job, stage, .. } | Event::PayloadReleased { job, stage, .. } => {
+                    self.out.extend(left_behind(sched, *job, stage).map(Out::Discard));
+                }
                 Event::AttemptFailed { token, .. }
                 | Event::AttemptLost { token, .. }
                 | Event::AttemptFenced { token, .. } => self.out.push(Out::Discard(*token)),
@@ -210,6 +224,24 @@ impl Batch {
         self.last.clear();
         self.out.drain(..)
     }
+}
+
+/// Whether the worker of the attempt drains: the store may yet take the output, once the attempt is done.
+fn runs_on_leaving(sched: &Sched, token: Token) -> bool {
+    let runs = sched.job(token.job).into_iter().flat_map(Job::stages);
+    let mut workers = runs
+        .filter(|run| run.phase().token() == Some(token))
+        .filter_map(|run| run.phase().worker());
+    workers.any(|worker| sched.worker(worker).is_some_and(Worker::is_draining))
+}
+
+/// The attempt whose output a worker holds that leaves or is gone: it may have put that into the store and not said so.
+fn left_behind(sched: &Sched, job: JobId, stage: &StageName) -> Option<Token> {
+    let Output::Live { payload, token, worker } = sched.job(job)?.stage(stage)?.output() else {
+        return None;
+    };
+    let leaves = |worker: &Worker| worker.is_draining() || worker.link() != LinkState::Attached;
+    (!payload.stored && sched.worker(*worker).is_none_or(leaves)).then_some(*token)
 }
 
 /// Tokens of the attempts of a job that run.

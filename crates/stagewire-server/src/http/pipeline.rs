@@ -12,7 +12,7 @@ use super::{App, Shared};
 use crate::metrics::Scrape;
 use crate::snapshot::{Snapshot, StageSnapshot, WorkerSnapshot, unready};
 
-async fn snapshot(app: &App) -> Result<Snapshot, ApiError> {
+pub(super) async fn snapshot(app: &App) -> Result<Snapshot, ApiError> {
     Ok(app.driver.look(Snapshot::take).await?)
 }
 
@@ -37,6 +37,7 @@ pub(super) async fn show(State(app): Shared) -> Result<Json<Value>, ApiError> {
         "deployment": app.deployment,
         "epoch": app.epoch,
         "ready": snapshot.stages.iter().all(StageSnapshot::is_ready),
+        "paused": snapshot.paused,
         "params": app.pipeline.params,
         "stages": snapshot.stages.iter().map(stage).collect::<Vec<_>>(),
         "edges": edges,
@@ -70,11 +71,7 @@ fn workers(app: &App, stage: &StageSnapshot) -> Vec<Value> {
             "name": worker.name,
             "stage": stage.name,
             "pid": app.workers.process(worker.incarnation).map(|process| process.pid),
-            "state": match (worker.attached, worker.draining) {
-                (false, _) => "away",
-                (true, true) => "draining",
-                (true, false) => "ready",
-            },
+            "state": worker.state(),
             "slots": worker.slots,
             "group": worker.member.as_ref().map(|member| {
                 json!({"name": member.group, "rank": member.rank, "world": member.world})

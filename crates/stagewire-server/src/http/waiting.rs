@@ -48,13 +48,17 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
             format!("has failed {failures} of {limit} times that end the job, and is tried again in {within:.1?}"),
             json!({"failures": failures, "limit": limit, "within_ns": nanos(*within), "failure": failure}),
         ),
-        WaitCause::NoWorker { away } => (
+        WaitCause::NoWorker { away, draining } => (
             "no_worker",
-            match away {
-                0 => "no worker of this stage is attached".to_owned(),
-                n => format!("no worker of this stage is attached; {n} may come back"),
+            match (away, draining) {
+                (0, 0) => "no worker of this stage is attached".to_owned(),
+                (n, 0) => format!("no worker of this stage is attached; {n} may come back"),
+                (0, n) => format!("no worker of this stage takes work: {n} leave"),
+                (away, leaving) => {
+                    format!("no worker of this stage takes work: {leaving} leave, {away} are away and may come back")
+                }
             },
-            json!({"away": away}),
+            json!({"away": away, "leaving": draining}),
         ),
         WaitCause::Ranks { group, attached, world } => (
             "ranks",
@@ -108,6 +112,14 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
         WaitCause::Dispatch { ahead: before, others } => (
             "dispatch",
             ahead(*before, *others),
+            json!({"ahead": before, "rank": before + 1, "others": others}),
+        ),
+        WaitCause::Paused { ahead: before, others } => (
+            "paused",
+            format!(
+                "has not begun, and the pipeline is paused until `stagewire resume`; {}",
+                ahead(*before, *others)
+            ),
             json!({"ahead": before, "rank": before + 1, "others": others}),
         ),
         WaitCause::Draining => (

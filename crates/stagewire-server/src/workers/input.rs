@@ -1,9 +1,11 @@
 //! What workers say, in the words of the scheduler.
 
+use std::time::Duration;
+
 use stagewire_api::v1::worker_message::Message;
 use stagewire_api::{WireError, v1};
 use stagewire_core::{ByteCount, Chunking, ErrorClass, Failure, Handover, Incarnation, PayloadId, StageName, Token};
-use stagewire_sched::{Input, PayloadInfo};
+use stagewire_sched::{DrainScope, Input, PayloadInfo};
 use uuid::Uuid;
 
 /// Longest unit of progress, in bytes; more is cut.
@@ -169,6 +171,10 @@ pub(super) fn read(worker: Incarnation, message: Message, stages: &[StageName]) 
         Message::Stopped(stopped) => one(Input::Stopped {
             worker,
             token: stopped.try_into()?,
+        }),
+        Message::Drain(drain) => one(Input::Drain {
+            scope: DrainScope::Worker(worker),
+            within: drain.deadline_ms.map(Duration::from_millis),
         }),
     }
 }

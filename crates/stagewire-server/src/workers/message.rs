@@ -1,12 +1,11 @@
 //! What the server says to workers, in the words of the protocol.
 
+use std::time::Duration;
+
 use stagewire_api::v1;
 use stagewire_api::v1::server_message::Message;
 use stagewire_core::{Failure, PayloadId, Token};
 use stagewire_sched::{Offer, PayloadInfo};
-
-/// How long a draining worker may finish what runs: the scheduler sets no bound.
-const DRAIN_MS: u64 = 25_000;
 
 pub(crate) fn offer(offer: Offer, files: Vec<v1::InputFile>) -> Message {
     Message::Offer(v1::Offer {
@@ -69,6 +68,7 @@ pub(crate) fn release(payload: PayloadId) -> Message {
     Message::Release(payload.0.as_bytes().to_vec())
 }
 
-pub(crate) const fn drain() -> Message {
-    Message::Drain(v1::Drain { deadline_ms: DRAIN_MS })
+pub(crate) fn drain(within: Option<Duration>) -> Message {
+    let deadline_ms = within.map(|within| u64::try_from(within.as_millis()).unwrap_or(u64::MAX));
+    Message::Drain(v1::Drain { deadline_ms })
 }

@@ -9,6 +9,7 @@ mod inputs;
 mod jobs;
 mod leave;
 mod openapi;
+mod operate;
 mod protocol;
 mod site;
 mod stages;

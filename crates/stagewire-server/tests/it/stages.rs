@@ -32,22 +32,27 @@ impl Workers {
     }
 
     pub(crate) async fn with_slots(run_dir: &Path, slots: u32) -> Self {
-        let mut workers = Vec::new();
+        let mut all = Self { workers: Vec::new() };
         for name in ["encode", "denoise", "decode"] {
-            let mut options = WorkerOptions::new(run_dir, stage(name));
-            options.arena_limit = ByteCount(16 << 20);
-            options.slots = slots;
-            options.name = format!("{name}-0");
-            let worker = Worker::attach(options).await.unwrap();
-            let tasks = Arc::clone(&worker);
-            let running = tokio::spawn(async move {
-                while let Some(task) = tasks.next_task().await {
-                    tokio::spawn(run(task));
-                }
-            });
-            workers.push((worker, running));
+            all.add(run_dir, name, &format!("{name}-0"), slots).await;
         }
-        Self { workers }
+        all
+    }
+
+    /// One more worker of a stage.
+    pub(crate) async fn add(&mut self, run_dir: &Path, of: &str, name: &str, slots: u32) {
+        let mut options = WorkerOptions::new(run_dir, stage(of));
+        options.arena_limit = ByteCount(16 << 20);
+        options.slots = slots;
+        options.name = name.to_owned();
+        let worker = Worker::attach(options).await.unwrap();
+        let tasks = Arc::clone(&worker);
+        let running = tokio::spawn(async move {
+            while let Some(task) = tasks.next_task().await {
+                tokio::spawn(run(task));
+            }
+        });
+        self.workers.push((worker, running));
     }
 
     pub(crate) fn worker(&self, name: &str) -> &Arc<Worker> {

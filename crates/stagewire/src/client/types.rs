@@ -209,6 +209,53 @@ pub(crate) struct Worker {
 pub(crate) struct Slots {
     pub(crate) advertised: u64,
     pub(crate) free: u64,
+    pub(crate) running: u64,
+}
+
+/// `GET /v1/pools`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Pools {
+    pub(crate) paused: bool,
+    pub(crate) stages: Vec<Pool>,
+}
+
+/// One stage and its workers.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Pool {
+    pub(crate) name: String,
+    pub(crate) waiting: u64,
+    pub(crate) slots: Slots,
+    pub(crate) held: u64,
+    pub(crate) max_held: u64,
+    pub(crate) payload_bytes: u64,
+    pub(crate) workers: Vec<PoolWorker>,
+}
+
+/// One worker, and what it holds.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PoolWorker {
+    incarnation: String,
+    name: Option<String>,
+    state: String,
+    fenced_in_s: Option<f64>,
+    pub(crate) slots: Slots,
+    pub(crate) payloads: u64,
+    pub(crate) payload_bytes: u64,
+}
+
+impl PoolWorker {
+    /// Its name, or its incarnation where it has not been back since the server started.
+    pub(crate) fn label(&self) -> String {
+        self.name.as_ref().unwrap_or(&self.incarnation).clone()
+    }
+
+    /// Its state, and until when that lasts.
+    pub(crate) fn standing(&self) -> String {
+        match self.fenced_in_s {
+            Some(seconds) => format!("{}, {seconds:.0} s left", self.state),
+            None => self.state.clone(),
+        }
+    }
 }
 
 /// `GET /v1/stats`.

@@ -1,7 +1,8 @@
 use crate::world::World;
 
-const COMMANDS: [&str; 13] = [
-    "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "doctor", "kv", "bench",
+const COMMANDS: [&str; 17] = [
+    "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "pools", "drain", "pause",
+    "resume", "doctor", "kv", "bench",
 ];
 
 fn help(args: &[&str]) -> String {

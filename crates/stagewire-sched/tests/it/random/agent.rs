@@ -180,6 +180,16 @@ impl Agent {
         None
     }
 
+    /// Puts a payload of an attempt that is done into the store, and says so; it stays here until the scheduler has heard.
+    pub(super) fn put_away(&mut self, which: u8) -> Option<(PayloadId, Token)> {
+        let done = self.holding.iter().filter(|(_, token)| !self.tasks.contains_key(token));
+        let done: Vec<_> = done.map(|(id, token)| (*id, *token)).collect();
+        let (id, token) = *done.get(usize::from(which) % done.len().max(1))?;
+        let (worker, payload) = (self.incarnation, payload_info(id, true));
+        self.outbox.push_back(Input::Published { worker, token, payload });
+        Some((id, token))
+    }
+
     fn end(&mut self, token: Token) {
         self.tasks.remove(&token);
         self.holding.retain(|_, owner| *owner != token);

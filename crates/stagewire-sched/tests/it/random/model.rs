@@ -39,7 +39,11 @@ pub(super) enum Op {
     Restart,
     /// Somebody says that a payload is gone.
     LosePayload(u8),
-    Drain(u8),
+    /// A worker or all of a stage drain, some with a deadline in seconds.
+    Drain(u8, Option<u64>),
+    /// A worker moves a payload to the store.
+    Move(u8, u8),
+    Pause(bool),
     /// Milliseconds pass.
     Wait(u64),
 }
@@ -159,12 +163,25 @@ impl Model {
                 }
             }
             Op::DieUnnoticed(pick) => _ = agent(pick, &self.agents).map(|at| self.agents.remove(at)),
-            Op::Drain(pick) => {
+            Op::Drain(pick, seconds) => {
+                let within = seconds.map(Duration::from_secs);
                 if let Some(at) = agent(pick, &self.agents) {
-                    let scope = DrainScope::Worker(self.agents[at].incarnation);
-                    self.input(Input::Drain { scope });
+                    let agent = &self.agents[at];
+                    let scope = if pick >= 192 {
+                        DrainScope::Stage(name(&agent.stage))
+                    } else {
+                        DrainScope::Worker(agent.incarnation)
+                    };
+                    self.input(Input::Drain { scope, within });
                 }
             }
+            Op::Move(pick, which) => {
+                if let Some(at) = agent(pick, &self.agents) {
+                    let moved = self.agents[at].put_away(which);
+                    self.store.extend(moved);
+                }
+            }
+            Op::Pause(pause) => self.input(if pause { Input::Pause } else { Input::Resume }),
         }
         self.carry();
     }
@@ -287,6 +304,7 @@ impl Model {
 
     /// The faults stop: workers that live attach and do their work, each stage has one, and time passes.
     pub(super) fn finish(&mut self) {
+        self.input(Input::Resume);
         for at in 0..self.agents.len() {
             self.attach(at);
         }
@@ -381,7 +399,7 @@ fn addressee(effect: &Effect) -> Option<Incarnation> {
         | Effect::CancelAttempt { worker, .. }
         | Effect::Accepted { worker, .. }
         | Effect::Refused { worker, .. }
-        | Effect::Drain { worker }
+        | Effect::Drain { worker, .. }
         | Effect::Evict { worker, .. } => Some(*worker),
         Effect::Release {
             holder: Holder::Worker(worker),

@@ -42,7 +42,7 @@ impl World {
             }
             (13, Some(worker)) => {
                 let scope = DrainScope::Worker(worker);
-                self.reach(Source::Operator, Input::Drain { scope });
+                self.reach(Source::Operator, Input::Drain { scope, within: None });
             }
             (14..16, _) => self.lose_bytes(),
             (16, _) => {

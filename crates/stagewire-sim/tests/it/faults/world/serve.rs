@@ -203,7 +203,7 @@ impl World {
             Effect::CancelAttempt { worker, .. }
             | Effect::Accepted { worker, .. }
             | Effect::Refused { worker, .. }
-            | Effect::Drain { worker }
+            | Effect::Drain { worker, .. }
             | Effect::Release {
                 holder: Holder::Worker(worker),
                 ..
