@@ -1,5 +1,7 @@
-//! Chores of the repository: `cargo xtask layers`, `cargo xtask reasons`, `cargo xtask proto [--check]`.
+//! Chores of the repository: `cargo xtask layers`, `cargo xtask reasons`, `cargo xtask guarantees`,
+//! `cargo xtask proto [--check]`.
 
+mod guarantees;
 mod layers;
 #[cfg(feature = "proto")]
 mod proto;
@@ -15,6 +17,7 @@ fn main() -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["layers"] => layers::run(&root),
+        ["guarantees"] => guarantees::run(&root),
         ["reasons"] => reasons::run(&root),
         #[cfg(feature = "proto")]
         ["proto"] => proto::run(&root, false),
@@ -22,6 +25,6 @@ fn main() -> Result<()> {
         ["proto", "--check"] => proto::run(&root, true),
         #[cfg(not(feature = "proto"))]
         ["proto", ..] => bail!("{}: run `cargo run -p xtask --features proto -- proto`", root.display()),
-        _ => bail!("usage: cargo xtask layers | reasons | proto [--check]"),
+        _ => bail!("usage: cargo xtask layers | reasons | guarantees | proto [--check]"),
     }
 }
