@@ -109,11 +109,20 @@ impl Buffers {
         self.0.get(&key).map(|(place, _)| *place)
     }
 
-    /// The bytes of these pages of a component: (memory, first byte, bytes).
+    fn of(&self, component: u32) -> impl Iterator<Item = (CachePlace, u64)> {
+        let buffers = self.0.range((component, 0, 0)..(component + 1, 0, 0));
+        buffers.map(|(_, &buffer)| buffer)
+    }
+
+    /// Whether every buffer of a component has this page.
+    pub(super) fn has_page(&self, component: u32, id: u64) -> bool {
+        self.of(component)
+            .all(|(place, page_bytes)| id < place.nbytes / page_bytes.max(1))
+    }
+
+    /// The bytes of these pages of a component, all of which it has: (memory, first byte, bytes).
     pub(super) fn pages(&self, component: u32, ids: &[u64]) -> impl Iterator<Item = (usize, u64, u64)> {
-        let of_component = (component, 0, 0)..(component + 1, 0, 0);
-        let buffers = self.0.range(of_component);
-        buffers.flat_map(move |(_, &(place, page_bytes))| {
+        self.of(component).flat_map(move |(place, page_bytes)| {
             ids.iter()
                 .map(move |id| (place.memory, place.offset + id * page_bytes, page_bytes))
         })
@@ -208,6 +217,10 @@ mod tests {
         assert_eq!(buffers.get((1, 0, 0)), None);
         let pages: Vec<_> = buffers.pages(0, &[2]).collect();
         assert_eq!(pages, [(0, 64, 32), (0, 384, 32), (1, 32, 16), (1, 192, 16)]);
+        assert!(buffers.has_page(0, 9));
+        for past in [10, u64::MAX / 32, u64::MAX] {
+            assert!(!buffers.has_page(0, past), "{past}");
+        }
 
         let with = |at: usize, changed: CachePlace| {
             let mut places = good;

@@ -8,6 +8,9 @@ use super::KvError;
 /// Most bytes that go along with the last chunk.
 const MAX_AUX: usize = 1 << 20;
 
+/// Most entries of a room's page tables, so that a message has room for all of them.
+const MAX_ENTRIES: u64 = 1 << 21;
+
 /// What a sender announces at a time.
 ///
 /// Full layers go chunk by chunk. What has a window, and state that stands for the whole request, goes with the last chunk.
@@ -65,6 +68,23 @@ pub(super) fn goes_last(component: &Component) -> bool {
 /// Entries of a component's page table.
 pub(super) fn table_len(component: &Component, engine: &Engine, seq_len: u64) -> u64 {
     component.pages(engine.geometry().page_size, seq_len).end
+}
+
+/// Refuses a sequence whose page tables nobody could have.
+pub(super) fn check_len(room: u64, engine: &Engine, seq_len: u64) -> Result<(), KvError> {
+    let components = engine.geometry().components.iter();
+    let entries = components.fold(0_u64, |entries, component| {
+        entries.saturating_add(table_len(component, engine, seq_len))
+    });
+    if entries > MAX_ENTRIES {
+        return Err(KvError::Tokens {
+            room,
+            seq_len,
+            entries,
+            most: MAX_ENTRIES,
+        });
+    }
+    Ok(())
 }
 
 /// The page tables of a room, as far as they are announced.

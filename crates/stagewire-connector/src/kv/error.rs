@@ -37,6 +37,16 @@ pub enum KvError {
         hi: u64,
         problem: String,
     },
+    #[error(
+        "room {room}: page tables of {seq_len} tokens have {entries} entries, and at most {most} may be; \
+         see whether the length is right"
+    )]
+    Tokens {
+        room: u64,
+        seq_len: u64,
+        entries: u64,
+        most: u64,
+    },
     #[error("room {room} has ended: {how}")]
     Ended { room: u64, how: String },
     #[error("room {room}: rank {rank} needs bytes of prefill's ranks {needed:?}, and handles of {given:?} were given")]
@@ -77,6 +87,7 @@ impl Classify for KvError {
             | Self::BufferOverlap { .. }
             | Self::Handle { .. }
             | Self::Chunk { .. }
+            | Self::Tokens { .. }
             | Self::Writers { .. }
             | Self::Handles { .. }
             | Self::Component { .. }
@@ -93,6 +104,7 @@ impl Classify for KvError {
             Self::Handle { .. } => "kv.handle",
             Self::RoomOpen { .. } => "kv.room_open",
             Self::Chunk { .. } => "kv.chunk",
+            Self::Tokens { .. } => "kv.tokens",
             Self::Ended { .. } => "kv.room_ended",
             Self::Writers { .. } | Self::Handles { .. } => "kv.writers",
             Self::PageInUse { .. } => "kv.page_in_use",
@@ -129,6 +141,17 @@ impl Classify for KvError {
                     ("hi", hi.to_string()),
                 ]
             }
+            Self::Tokens {
+                room,
+                seq_len,
+                entries,
+                most,
+            } => vec![
+                ("room", room.to_string()),
+                ("seq_len", seq_len.to_string()),
+                ("entries", entries.to_string()),
+                ("most", most.to_string()),
+            ],
             Self::Writers {
                 room,
                 rank,

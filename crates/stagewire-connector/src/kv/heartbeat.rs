@@ -4,14 +4,19 @@ use std::time::Duration;
 /// How the two sides notice each other's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// Time in which a peer lets hear of itself. Of two sides, the shorter one holds for what the receiver sends.
+    /// Time in which a peer lets hear of itself, at least 4 ms. Of two sides, the shorter one holds for what the receiver
+    /// sends.
     pub interval: Duration,
     /// How many such times may pass in silence before the next one is the last.
     pub misses: u32,
 }
 
+/// Shorter intervals are as long as this.
+const SHORTEST: Duration = Duration::from_millis(4);
 /// Parts of an interval in which silence is counted.
 const PARTS: u32 = 4;
+/// The longest part: silence is noticed that much late.
+const LONGEST: Duration = Duration::from_millis(250);
 
 impl Default for Heartbeat {
     /// Two seconds, two misses.
@@ -26,12 +31,18 @@ impl Default for Heartbeat {
 impl Heartbeat {
     /// Silence after which a peer counts as gone, give or take a second.
     pub fn limit(&self) -> Duration {
-        self.interval.saturating_mul(self.misses.saturating_add(1))
+        let interval = self.interval.max(SHORTEST);
+        interval.saturating_mul(self.misses.saturating_add(1))
     }
 
     /// How often silence is counted.
     pub(super) fn part(&self) -> Duration {
-        self.interval.max(Duration::from_millis(4)) / PARTS
+        (self.interval.max(SHORTEST) / PARTS).min(LONGEST)
+    }
+
+    /// Pause between two signs of life for a peer that wants to hear one each `theirs`.
+    pub(super) fn pause(&self, theirs: Duration) -> Duration {
+        self.interval.min(theirs).max(SHORTEST) / 2
     }
 }
 
@@ -48,7 +59,7 @@ impl Silence {
     /// Another part has passed. True where that is too long.
     pub(super) fn goes_on(&self, heartbeat: &Heartbeat) -> bool {
         let parts = self.0.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        parts > heartbeat.misses.saturating_add(1).saturating_mul(PARTS)
+        heartbeat.part().saturating_mul(parts) > heartbeat.limit()
     }
 }
 
@@ -70,5 +81,29 @@ mod tests {
         assert!(silence.goes_on(&heartbeat));
         silence.heard();
         assert!(!silence.goes_on(&heartbeat));
+    }
+
+    #[test]
+    fn any_interval_is_counted_in_time_and_none_spins() {
+        for millis in [0, 1, 10, 1_000, 5_000, 60_000] {
+            let interval = Duration::from_millis(millis);
+            let heartbeat = Heartbeat { interval, misses: 2 };
+            let silence = Silence::default();
+            let mut waited = Duration::ZERO;
+            loop {
+                waited += heartbeat.part();
+                if silence.goes_on(&heartbeat) {
+                    break;
+                }
+            }
+            assert!(waited > heartbeat.limit(), "{interval:?}");
+            assert!(
+                waited <= heartbeat.limit() + Duration::from_millis(250),
+                "{interval:?}: {waited:?}"
+            );
+            for theirs in [Duration::ZERO, interval, Duration::MAX] {
+                assert!(heartbeat.pause(theirs) >= Duration::from_millis(1));
+            }
+        }
     }
 }

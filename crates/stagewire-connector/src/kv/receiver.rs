@@ -215,7 +215,7 @@ impl Receiver {
         let pair = inner.pair(first)?;
         inner.check(&spec, &pair)?;
         let needed = pair.writers(inner.me.rank);
-        let lease = Leases::lease(&inner.leases, &inner.engine, &spec)?;
+        let lease = Leases::lease(&inner.leases, &inner.engine, &inner.buffers, &spec)?;
         let by_rank = spec.senders.iter().map(|handle| (handle.rank, handle));
         let sources = by_rank.filter(|(rank, _)| needed.contains(rank) || inner.tells(&pair, *rank));
         let sources: BTreeMap<u32, Arc<Source>> = sources.map(|(rank, handle)| (rank, inner.source(handle))).collect();

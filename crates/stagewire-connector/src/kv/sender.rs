@@ -17,7 +17,7 @@ use super::cache::{self, Buffers};
 use super::failure;
 use super::outgoing::{Destination, Outgoing};
 use super::protocol::{Answer, Body, ReceiverId, Seen, Welcome};
-use super::{CacheMemory, Heartbeat, KvError, SenderHandle};
+use super::{CacheMemory, Heartbeat, KvError, SenderHandle, chunk};
 use crate::Connector;
 use crate::connector::Shared;
 
@@ -169,8 +169,9 @@ impl Sender {
     /// has everything within `deadline`.
     ///
     /// # Errors
-    /// [`KvError::RoomOpen`] while a room of this number has not ended.
+    /// [`KvError::RoomOpen`] while a room of this number has not ended, [`KvError::Tokens`] where the sequence is too long.
     pub fn room(&self, room: u64, seq_len: u64, deadline: Duration) -> Result<SenderRoom, KvError> {
+        chunk::check_len(room, &self.inner.engine, seq_len)?;
         let cell = {
             let mut rooms = self.inner.rooms();
             let generation = self.inner.opened.borrow().wrapping_add(1);

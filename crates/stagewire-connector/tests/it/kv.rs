@@ -1,5 +1,6 @@
 //! Caches handed over from prefill to decode.
 
+mod odd;
 mod pages;
 mod rooms;
 mod sides;

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stagewire_kv::Engine;
 
 use super::super::KvError;
+use super::super::cache::Buffers;
 use super::RoomSpec;
 
 /// Which room may write which page.
@@ -35,7 +36,12 @@ impl Leases {
 
     /// Takes the pages that a room may write: those of its tables beyond what is here already. Takes none where one of them
     /// is another room's. What no page may be is left to the plan, which refuses it.
-    pub(super) fn lease(leases: &Arc<Self>, engine: &Engine, spec: &RoomSpec) -> Result<Lease, KvError> {
+    pub(super) fn lease(
+        leases: &Arc<Self>,
+        engine: &Engine,
+        buffers: &Buffers,
+        spec: &RoomSpec,
+    ) -> Result<Lease, KvError> {
         let geometry = engine.geometry();
         let mut lease = Lease {
             leases: Arc::clone(leases),
@@ -51,7 +57,8 @@ impl Leases {
             let written = (0..)
                 .zip(table)
                 .filter(|(logical, _)| (needed.start.max(prefix)..needed.end).contains(logical));
-            for page in written.filter_map(|(_, &page)| u64::try_from(page).ok()) {
+            let pages = written.filter_map(|(_, &page)| u64::try_from(page).ok());
+            for page in pages.filter(|&page| buffers.has_page(index, page)) {
                 match held.pages.entry((index, page)) {
                     btree_map::Entry::Vacant(free) => {
                         free.insert(spec.room);

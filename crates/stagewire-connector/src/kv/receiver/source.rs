@@ -166,7 +166,7 @@ impl Source {
 
     /// Until it must be greeted anew: it has forgotten this receiver, the connection has ended, or a pin is stale.
     async fn beat(&self, up: &Arc<Up>) -> Result<(), Failure> {
-        let pause = self.me.heartbeat.interval.min(up.interval) / 2;
+        let pause = self.me.heartbeat.pause(up.interval);
         let beats = async {
             loop {
                 match self.exchange(&up.link, Body::Beat).await {
