@@ -63,6 +63,21 @@ def test_a_lost_rank_ends_the_attempt_and_the_next_one_has_both_again(deployment
     assert deployment.stats()["live_payloads"] == 0
 
 
+def test_a_group_goes_on_while_its_server_is_killed(deployment, folder):
+    (folder / "hold-job").touch()
+    job = deployment.client.submit(name="job", folder=str(folder))
+    begun = [folder / f"job-1-{rank}" for rank in (0, 1)]
+    eventually("both ranks are at it", lambda: all(path.exists() for path in begun))
+    before = pids(deployment)
+    deployment.kill_server()
+    deployment.start()
+    eventually("both ranks are back", lambda: pids(deployment) == before)
+    (folder / "hold-job").unlink()
+    parts = job.result(timeout=DEADLINE).info["parts"]
+    assert parts == [f"job:{rank}:{before[rank]}" for rank in (0, 1)]
+    assert not (folder / "job-2-0").exists(), "it did not begin again"
+
+
 def test_a_group_without_all_its_ranks_is_no_worker(deploy, folder):
     stages = [{"name": "denoise", "kind": "admission", "workers": 0}, {"name": "decode"}]
     edges = [{"from": "denoise", "to": "decode"}]

@@ -234,7 +234,7 @@ impl Sched {
         let mark = WorkerMark::of(worker);
         let before = worker.set_slot(token, slot);
         self.index.move_worker(Some(mark), Some(WorkerMark::of(worker)));
-        let ghost = worker.info.is_none();
+        let (ghost, grouped) = (worker.info.is_none(), worker.member().is_some());
         let timers = &mut self.index.timers;
         timers.clear_stop(before.and_then(Slot::stop_deadline), incarnation, token);
         timers.set_stop(slot.and_then(Slot::stop_deadline), incarnation, token);
@@ -247,7 +247,9 @@ impl Sched {
         if ghost {
             self.drop_ghost(incarnation);
         }
-        self.regroup(incarnation);
+        if grouped {
+            self.regroup(incarnation);
+        }
         true
     }
 
