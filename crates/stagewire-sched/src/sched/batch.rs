@@ -29,7 +29,7 @@ impl Sched {
         std::iter::once(own)
             .chain(others)
             .flat_map(|class| queue.of(class).take(most.saturating_mul(WINDOW)))
-            .filter(|rank| rank.shape == first.shape && rank.job != first.job)
+            .filter(|rank| rank.shape == first.shape && rank.job != first.job && self.may_begin(rank))
             .take(places)
             .copied()
             .collect()

@@ -98,16 +98,18 @@ impl JobPlan<'_, '_> {
     /// Ends all that a worker was offered, runs or stops for this job; its running attempts with this event.
     pub(super) fn end_slots(&mut self, worker: Incarnation, slots: &[(Token, Slot)], running: impl Fn(Token) -> Event) {
         for (token, slot) in slots.iter().copied() {
-            let of_group = slot == Slot::Running && self.job().is_of_group(token);
-            self.push(match slot {
+            let event = match slot {
                 Slot::Reserved => Event::OfferEnded {
                     token,
                     end: OfferEnd::Withdrawn,
                 },
                 Slot::Running => running(token),
                 Slot::Stopping { .. } => Event::AttemptStopped { worker, token },
-            });
-            if of_group {
+            };
+            // The other ranks of a group are told to stop; this one is not there to be told.
+            let gone = matches!(event, Event::AttemptLost { .. }) && self.job().is_of_group(token);
+            self.push(event);
+            if gone {
                 self.rank_stopped(worker, token);
             }
         }

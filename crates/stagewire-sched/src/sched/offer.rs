@@ -65,7 +65,7 @@ impl Sched {
     }
 
     /// Whether the job may be dispatched: while the pipeline is paused, those that have begun.
-    const fn may_begin(&self, rank: &Rank) -> bool {
+    pub(super) const fn may_begin(&self, rank: &Rank) -> bool {
         !(self.paused && rank.new)
     }
 

@@ -190,6 +190,19 @@ fn a_batch_goes_on_when_the_server_restarts() {
 }
 
 #[test]
+fn what_has_not_begun_does_not_come_along_while_the_pipeline_is_paused() {
+    let mut world = pool();
+    let all = submit(&mut world, &[7; 3]);
+    let worker = attach(&mut world, "decode", 1);
+    let first = offers(&mut world).remove(0);
+    accept(&mut world, &first);
+    world.does(Input::Pause);
+    world.lose(worker);
+    attach(&mut world, "decode", 4);
+    assert_eq!(jobs(&offers(&mut world)), all[..1]);
+}
+
+#[test]
 fn a_worker_whose_batches_cannot_be_is_refused() {
     let kind = StageKind::Admission;
     let denoise = StageSpec {

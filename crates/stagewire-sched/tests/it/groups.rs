@@ -205,6 +205,31 @@ fn a_rank_that_is_away_is_waited_for_and_a_draining_one_ends_the_group() {
 }
 
 #[test]
+fn what_a_draining_rank_has_not_ended_in_time_ends_on_all() {
+    let mut world = video();
+    let ranks = group::<2>(&mut world, "g");
+    let (job, token) = start(&mut world, &ranks);
+    world.does(Input::Drain {
+        scope: stagewire_sched::DrainScope::Worker(ranks[1]),
+        within: Some(Duration::from_secs(5)),
+    });
+    world.take();
+    world.wait(Duration::from_secs(6));
+    assert_eq!(world.phase(job, "denoise"), "queued");
+    for rank in ranks {
+        assert!(stopped(&world, rank, token));
+        assert_eq!(
+            world.sched.worker(rank).expect("it is there").slots().len(),
+            1,
+            "until it says so"
+        );
+        world.stop(rank, token);
+    }
+    let other = group::<2>(&mut world, "h");
+    assert!(world.offer(other[0]).is_some());
+}
+
+#[test]
 fn a_rank_that_leaves_between_offer_and_grant_takes_the_offer_back() {
     let mut world = video();
     let ranks = group::<2>(&mut world, "g");
