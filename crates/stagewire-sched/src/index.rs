@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp};
+use uuid::Uuid;
 
 use crate::job::{Job, Phase};
 use crate::queue::{Queue, Rank};
@@ -21,7 +22,7 @@ pub(crate) struct Index {
     /// Where a live payload belongs.
     pub(crate) payloads: BTreeMap<PayloadId, (JobId, StageIndex)>,
     /// Live payloads by who holds them.
-    pub(crate) held_by: BTreeMap<Holder, BTreeSet<PayloadId>>,
+    held_by: BTreeSet<(Holder, PayloadId)>,
     /// Jobs that have not ended, the oldest first.
     pub(crate) active: BTreeSet<(u64, JobId)>,
     /// Bytes of their parameters.
@@ -34,8 +35,8 @@ pub(crate) struct Index {
     pub(crate) unclaimed: BTreeSet<Incarnation>,
 }
 
-/// What the index holds of one stage of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the index holds of one stage of a job; by default nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct StageMark {
     /// Where it waits: whether it has run before, and since when.
     queued: Option<(bool, Timestamp)>,
@@ -173,7 +174,7 @@ impl Index {
             queues: vec![Queue::new(topology); topology.stages().len()],
             timers: Timers::default(),
             payloads: BTreeMap::new(),
-            held_by: BTreeMap::new(),
+            held_by: BTreeSet::new(),
             active: BTreeSet::new(),
             active_bytes: 0,
             states: JobTally::default(),
@@ -184,19 +185,12 @@ impl Index {
 
     /// Moves a job from one mark to another; `None` is a job that does not exist.
     pub(crate) fn move_job(&mut self, before: Option<&JobMark>, after: Option<&JobMark>) {
-        let stages = |mark: Option<&JobMark>| mark.map_or(0, |mark| mark.stages.len());
-        for position in 0..stages(before).max(stages(after)) {
-            let old = before.and_then(|mark| Some((mark, mark.stages.get(position)?)));
-            let new = after.and_then(|mark| Some((mark, mark.stages.get(position)?)));
-            if old.map(|(_, stage)| stage) == new.map(|(_, stage)| stage) {
-                continue;
-            }
-            let stage = StageIndex::new(position);
-            if let Some((job, mark)) = old {
-                self.remove_stage(job, stage, *mark);
-            }
-            if let Some((job, mark)) = new {
-                self.insert_stage(job, stage, *mark);
+        let Some(job) = after.or(before) else { return };
+        for position in 0..job.stages.len() {
+            let mark = |job: Option<&JobMark>| job.map_or(StageMark::default(), |job| job.stages[position]);
+            let (old, new) = (mark(before), mark(after));
+            if old != new {
+                self.move_stage(job, StageIndex::new(position), &old, &new);
             }
         }
         let whole = |mark: Option<&JobMark>| mark.map(|mark| (mark.state, mark.ended, mark.cancel, mark.drop));
@@ -229,50 +223,48 @@ impl Index {
         }
     }
 
-    fn remove_stage(&mut self, job: &JobMark, stage: StageIndex, mark: StageMark) {
+    /// Looks at nothing but what differs: each look-up has its price.
+    fn move_stage(&mut self, job: &JobMark, stage: StageIndex, old: &StageMark, new: &StageMark) {
         let queue = &mut self.queues[stage.get()];
-        if let Some((again, since)) = mark.queued {
-            queue.remove(job.class, &job.rank.tried(again));
-            queue.since.remove(&(since, job.number));
-        }
-        if let Some(phase) = mark.phase {
-            queue.tally.phases[phase] -= 1;
-        }
-        queue.held -= u32::from(mark.credit);
-        if let Some((deadline, due)) = mark.deadline {
-            self.timers.clear(Some(deadline), due.timer(job.job, stage));
-        }
-        if let Some((payload, holder, nbytes)) = mark.payload {
-            queue.tally.payloads -= 1;
-            queue.tally.payload_bytes -= nbytes;
-            self.payloads.remove(&payload);
-            if let Some(held) = self.held_by.get_mut(&holder) {
-                held.remove(&payload);
-                if held.is_empty() {
-                    self.held_by.remove(&holder);
-                }
+        if old.queued != new.queued {
+            if let Some((again, since)) = old.queued {
+                queue.remove(job.class, &job.rank.tried(again));
+                queue.since.remove(&(since, job.number));
+            }
+            if let Some((again, since)) = new.queued {
+                queue.insert(job.class, job.rank.tried(again));
+                queue.since.insert((since, job.number));
             }
         }
-    }
-
-    fn insert_stage(&mut self, job: &JobMark, stage: StageIndex, mark: StageMark) {
-        let queue = &mut self.queues[stage.get()];
-        if let Some((again, since)) = mark.queued {
-            queue.insert(job.class, job.rank.tried(again));
-            queue.since.insert((since, job.number));
+        if let Some(phase) = old.phase {
+            queue.tally.phases[phase] -= 1;
         }
-        if let Some(phase) = mark.phase {
+        if let Some(phase) = new.phase {
             queue.tally.phases[phase] += 1;
         }
-        queue.held += u32::from(mark.credit);
-        if let Some((deadline, due)) = mark.deadline {
-            self.timers.set(Some(deadline), due.timer(job.job, stage));
+        queue.held += u32::from(new.credit);
+        queue.held -= u32::from(old.credit);
+        if old.deadline != new.deadline {
+            if let Some((deadline, due)) = old.deadline {
+                self.timers.clear(Some(deadline), due.timer(job.job, stage));
+            }
+            if let Some((deadline, due)) = new.deadline {
+                self.timers.set(Some(deadline), due.timer(job.job, stage));
+            }
         }
-        if let Some((payload, holder, nbytes)) = mark.payload {
-            queue.tally.payloads += 1;
-            queue.tally.payload_bytes += nbytes;
-            self.payloads.insert(payload, (job.job, stage));
-            self.held_by.entry(holder).or_default().insert(payload);
+        if old.payload != new.payload {
+            if let Some((payload, holder, nbytes)) = old.payload {
+                queue.tally.payloads -= 1;
+                queue.tally.payload_bytes -= nbytes;
+                self.payloads.remove(&payload);
+                self.held_by.remove(&(holder, payload));
+            }
+            if let Some((payload, holder, nbytes)) = new.payload {
+                queue.tally.payloads += 1;
+                queue.tally.payload_bytes += nbytes;
+                self.payloads.insert(payload, (job.job, stage));
+                self.held_by.insert((holder, payload));
+            }
         }
     }
 
@@ -321,6 +313,7 @@ impl Index {
 
     /// Live payloads of a holder.
     pub(crate) fn payloads_of(&self, holder: Holder) -> impl Iterator<Item = PayloadId> {
-        self.held_by.get(&holder).into_iter().flatten().copied()
+        let all = (holder, PayloadId(Uuid::nil()))..=(holder, PayloadId(Uuid::max()));
+        self.held_by.range(all).map(|(_, payload)| *payload)
     }
 }

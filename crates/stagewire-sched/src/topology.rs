@@ -264,6 +264,13 @@ impl Topology {
         &self.consumers[stage.get()]
     }
 
+    /// Whether a consumer of this stage may begin before the stage is done.
+    pub(crate) fn streams(&self, stage: StageIndex) -> bool {
+        let streams = |link: &Link| link.from == stage && matches!(link.flow, Flow::Stream { .. });
+        let mut consumers = self.consumers(stage).iter();
+        consumers.any(|consumer| self.inputs(*consumer).iter().any(streams))
+    }
+
     /// Every stage after all the stages that it consumes from.
     pub(crate) fn upstream_first(&self) -> &[StageIndex] {
         &self.upstream_first

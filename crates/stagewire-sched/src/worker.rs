@@ -208,8 +208,12 @@ impl Worker {
         }
     }
 
-    /// Uses a slot for the token, or frees it; returns what it was used for before.
+    /// Uses a slot for the token, or frees it; returns what it was used for before. A worker that runs an attempt has
+    /// answered its offer.
     pub(crate) fn set_slot(&mut self, token: Token, slot: Option<Slot>) -> Option<Slot> {
+        if slot == Some(Slot::Running) {
+            self.misses = 0;
+        }
         let before = match slot {
             Some(slot) => self.slots.insert(token, slot),
             None => self.slots.remove(&token),

@@ -25,6 +25,30 @@ struct Account {
     took: Option<Duration>,
 }
 
+impl Account {
+    /// Of the attempt, or the offer, that ends: what its class has paid for it and what it took. An offer takes nothing.
+    fn of(job: &Job, at: Timestamp, token: Token) -> Option<Self> {
+        let stage = job.find(token)?;
+        let (worker, ranks, price, took) = match &job.run(stage).phase {
+            Phase::Offered(offer) => (offer.worker, Vec::new(), Some(offer.price), None),
+            Phase::Running(attempt) => {
+                let took = at.since(attempt.since) / attempt.batch.max(1);
+                (attempt.worker, attempt.ranks.clone(), attempt.price, Some(took))
+            }
+            Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
+        };
+        Some(Self {
+            worker,
+            ranks,
+            stage,
+            class: job.class.get(),
+            shape: job.terms.shape,
+            price,
+            took,
+        })
+    }
+}
+
 impl Sched {
     /// Makes an event true. Returns false, and changes nothing, where it does not fit the state.
     pub(super) fn change(&mut self, at: Timestamp, event: &Event) -> bool {
@@ -89,16 +113,21 @@ impl Sched {
                 let fits = self.change_job(at, token.job, event);
                 if fits {
                     for worker in std::iter::once(worker).chain(ranks) {
-                        self.ensure_worker(*worker, stage);
-                        self.set_slot(*worker, *token, Some(Slot::Running));
+                        if !self.set_slot(*worker, *token, Some(Slot::Running)) {
+                            self.ensure_worker(*worker, stage);
+                            self.set_slot(*worker, *token, Some(Slot::Running));
+                        }
                     }
-                    self.update_worker(*worker, |worker| worker.misses = 0);
                 }
                 fits
             }
             Event::Published { token, payload } => {
                 let fits = !self.index.payloads.contains_key(&payload.id) && self.change_job(at, token.job, event);
-                if fits && let Some(worker) = self.worker_of(*token) {
+                // Nearly always there is none.
+                if fits
+                    && !self.index.unclaimed.is_empty()
+                    && let Some(worker) = self.worker_of(*token)
+                {
                     self.update_worker(worker, |worker| _ = worker.unclaimed.remove(&payload.id));
                 }
                 fits
@@ -119,8 +148,11 @@ impl Sched {
                 fits
             }
             Event::PayloadLost { job, stage, .. } | Event::PayloadReleased { job, stage, .. } => {
-                let holder = self.jobs.get(job).and_then(|job| job.stage(stage)?.output.holder());
-                let fits = self.change_job(at, *job, event);
+                let mut holder = None;
+                let fits = self.update_job(*job, |topology, limits, job| {
+                    holder = job.stage(stage).and_then(|run| run.output.holder());
+                    job.apply(topology, limits, at, event)
+                });
                 if fits && let Some(Holder::Worker(worker)) = holder {
                     self.drop_ghost(worker);
                 }
@@ -299,28 +331,6 @@ impl Sched {
         self.jobs.get(&job).map_or(0, |job| job.class.get())
     }
 
-    /// The attempt, or the offer, that ends: what its class has paid for it and what it took. An offer takes nothing.
-    fn account(&self, at: Timestamp, token: Token) -> Option<Account> {
-        let (job, stage) = self.find(token)?;
-        let (worker, ranks, price, took) = match &job.run(stage).phase {
-            Phase::Offered(offer) => (offer.worker, Vec::new(), Some(offer.price), None),
-            Phase::Running(attempt) => {
-                let took = at.since(attempt.since) / attempt.batch.max(1);
-                (attempt.worker, attempt.ranks.clone(), attempt.price, Some(took))
-            }
-            Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
-        };
-        Some(Account {
-            worker,
-            ranks,
-            stage,
-            class: job.class.get(),
-            shape: job.terms.shape,
-            price,
-            took,
-        })
-    }
-
     /// Corrects what the class has paid, and learns from an attempt that was completed.
     fn settle_account(&mut self, account: &Account, completed: bool) {
         if let Some(price) = account.price {
@@ -332,8 +342,12 @@ impl Sched {
     }
 
     fn end_offer(&mut self, at: Timestamp, token: Token, end: &OfferEnd, event: &Event) -> bool {
-        let account = self.account(at, token);
-        if !self.change_job(at, token.job, event) {
+        let mut account = None;
+        let fits = self.update_job(token.job, |topology, limits, job| {
+            account = Account::of(job, at, token);
+            job.apply(topology, limits, at, event)
+        });
+        if !fits {
             return false;
         }
         if let Some(account) = account {
@@ -358,8 +372,12 @@ impl Sched {
     /// Ends a running attempt. Where the worker may still be at it, its slot stays in use until it says otherwise; a worker
     /// that cannot be reached says so when it comes back.
     fn end_attempt(&mut self, at: Timestamp, token: Token, event: &Event, keeps_slot: bool) -> bool {
-        let account = self.account(at, token);
-        if !self.change_job(at, token.job, event) {
+        let mut account = None;
+        let fits = self.update_job(token.job, |topology, limits, job| {
+            account = Account::of(job, at, token);
+            job.apply(topology, limits, at, event)
+        });
+        if !fits {
             return false;
         }
         if let Some(account) = account {
@@ -369,9 +387,8 @@ impl Sched {
             let keeps_slot = keeps_slot || (!account.ranks.is_empty() && !completed);
             let until = at + self.limits.stop;
             for worker in std::iter::once(account.worker).chain(account.ranks) {
-                let attached = self.workers.get(&worker).is_some_and(Worker::is_attached);
-                let slot = (keeps_slot && attached).then_some(Slot::Stopping { until });
-                self.set_slot(worker, token, slot);
+                let keeps_slot = keeps_slot && self.workers.get(&worker).is_some_and(Worker::is_attached);
+                self.set_slot(worker, token, keeps_slot.then_some(Slot::Stopping { until }));
             }
         }
         true
@@ -389,8 +406,8 @@ impl Sched {
     /// Forgets a worker that never attached, once it neither runs nor holds anything.
     fn drop_ghost(&mut self, worker: Incarnation) {
         let Some(known) = self.workers.get(&worker) else { return };
-        let holds = self.index.held_by.contains_key(&Holder::Worker(worker));
-        if known.info.is_none() && known.slots.is_empty() && !holds {
+        let holds = || self.index.payloads_of(Holder::Worker(worker)).next().is_some();
+        if known.info.is_none() && known.slots.is_empty() && !holds() {
             let mark = WorkerMark::of(known);
             self.index.move_worker(Some(mark), None);
             self.workers.remove(&worker);

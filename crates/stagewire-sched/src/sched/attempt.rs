@@ -31,13 +31,13 @@ impl Sched {
         if known.slots.get(&token).copied().is_some_and(Slot::is_stopping) {
             return Ok(Standing::Stopping);
         }
-        let stale = Refusal::Stale { worker, token };
-        let (job, stage) = self.find(token).ok_or(stale.clone())?;
+        let stale = || Refusal::Stale { worker, token };
+        let (job, stage) = self.find(token).ok_or_else(stale)?;
         match &job.run(stage).phase {
             Phase::Running(attempt) if attempt.worker == worker => Ok(Standing::Running(stage, attempt)),
             Phase::Running(attempt) if attempt.is_run_by(worker) => Ok(Standing::Following(attempt)),
             Phase::Done { .. } if known.stage == *self.topology.name(stage) => Ok(Standing::Done),
-            _ => Err(stale),
+            _ => Err(stale()),
         }
     }
 

@@ -50,7 +50,14 @@ impl Sched {
                             job,
                         });
                     }
-                    (None, None) => plan.change(token.job, |job| job.push(Event::Published { token, payload })),
+                    (None, None) => {
+                        let event = Event::Published { token, payload };
+                        if self.topology.streams(stage) {
+                            plan.change(token.job, |job| job.push(event));
+                        } else {
+                            plan.begin(token, stage, worker, event);
+                        }
+                    }
                 }
             }
             Standing::Following(_) => {

@@ -1,11 +1,9 @@
-use std::collections::BTreeMap;
-
 use stagewire_core::{Failure, Handover, Incarnation, JobId, PayloadId, Timestamp, Token};
 
 use super::Sched;
 use crate::job::{Job, JobState, Outcome, Phase};
 use crate::topology::StageIndex;
-use crate::{Decision, Effect, Event, Holder, JobNotice, NoticeKind, OfferEnd};
+use crate::{Decision, Effect, Event, Holder, JobNotice, NoticeKind, OfferEnd, PayloadInfo};
 
 /// A decision in the making: it applies events to copies of the jobs that they change, and so sees what follows.
 pub(super) struct Plan<'a> {
@@ -15,17 +13,26 @@ pub(super) struct Plan<'a> {
     unreachable: Option<Incarnation>,
     /// The store died with the last epoch.
     restarted: bool,
-    /// Jobs as the plan leaves them, and how many of their superseded attempts have not stopped.
-    jobs: BTreeMap<JobId, Box<(Job, u32)>>,
+    /// Jobs as the plan leaves them, by id.
+    #[expect(
+        clippy::vec_box,
+        reason = "a draft is large: it is made in its place and stays there"
+    )]
+    jobs: Vec<Box<Draft>>,
     pub(super) decision: Decision,
+}
+
+/// A job as a plan leaves it.
+struct Draft {
+    job: Job,
+    /// How many of its superseded attempts have not stopped.
+    stopping: u32,
 }
 
 /// The part of a plan that changes one job.
 pub(super) struct JobPlan<'p, 'a> {
     plan: &'p mut Plan<'a>,
-    job: Job,
-    /// Superseded attempts of the job that have not stopped.
-    stopping: u32,
+    draft: Box<Draft>,
     doom: Option<Failure>,
     handovers: Vec<(StageIndex, Vec<Handover>)>,
 }
@@ -37,7 +44,7 @@ impl<'a> Plan<'a> {
             now,
             unreachable: None,
             restarted: false,
-            jobs: BTreeMap::new(),
+            jobs: Vec::new(),
             decision: Decision::default(),
         }
     }
@@ -60,9 +67,9 @@ impl<'a> Plan<'a> {
 
     /// The job as the plan leaves it.
     pub(super) fn job(&self, job: JobId) -> Option<&Job> {
-        match self.jobs.get(&job) {
-            Some(known) => Some(&known.0),
-            None => self.sched.jobs.get(&job),
+        match self.draft_of(job) {
+            Ok(at) => Some(&self.jobs[at].job),
+            Err(_) => self.sched.jobs.get(&job),
         }
     }
 
@@ -78,20 +85,27 @@ impl<'a> Plan<'a> {
     /// Changes a job, and adds all that follows for it. Nothing happens where the job does not exist.
     pub(super) fn change(&mut self, job: JobId, change: impl FnOnce(&mut JobPlan<'_, 'a>)) {
         let sched = self.sched;
-        if let Some(known) = self.jobs.remove(&job) {
-            let (before, stopping) = &*known;
-            self.work_on(before.clone(), *stopping, Some(before), change);
+        if let Ok(at) = self.draft_of(job) {
+            let known = self.jobs.remove(at);
+            let (draft, stopping) = (known.job.clone(), known.stopping);
+            self.work_on(draft, stopping, Some(&known.job), change);
         } else if let Some(before) = sched.jobs.get(&job) {
             let stopping = sched.stopping.get(&job).copied().filter(|_| !self.restarted);
             self.work_on(before.clone(), stopping.unwrap_or_default(), Some(before), change);
         }
     }
 
-    /// Adds an event that begins something in one stage, an offer or a grant. Nothing follows from either for the job, so
-    /// it is not copied to see.
+    /// Where the plan has this job, or would have it.
+    fn draft_of(&self, job: JobId) -> Result<usize, usize> {
+        self.jobs.binary_search_by_key(&job, |draft| draft.job.id)
+    }
+
+    /// Adds an event that begins something in one stage: an offer, a grant, or an output that nobody may read yet. Nothing
+    /// follows from it for the job, so it is not copied to see.
     pub(super) fn begin(&mut self, token: Token, stage: StageIndex, worker: Incarnation, event: Event) {
-        let kind = match event {
+        let kind = match &event {
             Event::AttemptGranted { .. } => NoticeKind::Running,
+            Event::Published { payload, .. } => NoticeKind::published(payload),
             _ => NoticeKind::Offered,
         };
         #[cfg(debug_assertions)]
@@ -139,16 +153,17 @@ impl<'a> Plan<'a> {
     fn work_on(&mut self, job: Job, stopping: u32, before: Option<&Job>, change: impl FnOnce(&mut JobPlan<'_, 'a>)) {
         let mut work = JobPlan {
             plan: self,
-            job,
-            stopping,
+            draft: Box::new(Draft { job, stopping }),
             doom: None,
             handovers: Vec::new(),
         };
         change(&mut work);
         work.settle();
         work.tell(before);
-        let (job, stopping) = (work.job, work.stopping);
-        self.jobs.insert(job.id, Box::new((job, stopping)));
+        let draft = work.draft;
+        if let Err(at) = self.draft_of(draft.job.id) {
+            self.jobs.insert(at, draft);
+        }
     }
 
     fn notice_job(&mut self, job: JobId, kind: NoticeKind) {
@@ -189,8 +204,8 @@ impl<'a> Plan<'a> {
 
 impl JobPlan<'_, '_> {
     /// The job as it is after the events so far.
-    pub(super) const fn job(&self) -> &Job {
-        &self.job
+    pub(super) fn job(&self) -> &Job {
+        &self.draft.job
     }
 
     pub(super) fn effect(&mut self, effect: Effect) {
@@ -204,21 +219,28 @@ impl JobPlan<'_, '_> {
 
     /// Whoever was told to stop is not waited for any longer.
     pub(super) fn stop_waiting(&mut self) {
-        self.stopping = 0;
+        self.draft.stopping = 0;
     }
 
     /// Adds an event of this job, with what has to be done because of it. An event that does not fit is left out.
     pub(super) fn push(&mut self, event: Event) {
         if matches!(event, Event::AttemptStopped { .. }) {
-            self.stopping = self.stopping.saturating_sub(1);
+            self.draft.stopping = self.draft.stopping.saturating_sub(1);
             self.plan.push(event);
             return;
         }
         let before = self.plan.decision.effects.len();
         self.consequences(&event);
         let sched = self.plan.sched;
-        let fits = self.job.apply(&sched.topology, &sched.limits, self.plan.now, &event);
-        debug_assert!(fits, "decided an event that does not fit: {event:?} on {:?}", self.job);
+        let fits = self
+            .draft
+            .job
+            .apply(&sched.topology, &sched.limits, self.plan.now, &event);
+        debug_assert!(
+            fits,
+            "decided an event that does not fit: {event:?} on {:?}",
+            self.draft.job
+        );
         if fits {
             self.plan.push(event);
         } else {
@@ -237,22 +259,22 @@ impl JobPlan<'_, '_> {
                 self.cancel_attempt(*token, failure);
             }
             Event::AttemptCompleted { token, handovers, .. } => {
-                for worker in self.job.workers_of(*token) {
+                for worker in self.draft.job.workers_of(*token) {
                     self.plan.effect(Effect::Accepted { worker, token: *token });
                 }
                 self.handovers
-                    .extend(self.job.find(*token).map(|stage| (stage, handovers.clone())));
+                    .extend(self.draft.job.find(*token).map(|stage| (stage, handovers.clone())));
             }
             Event::AttemptFailed { token, failure } => {
                 self.void(*token);
-                if self.job.is_of_group(*token) {
+                if self.draft.job.is_of_group(*token) {
                     self.cancel_attempt(*token, failure.clone());
                     self.count_stopping(*token);
                 }
             }
             Event::AttemptLost { token, loss, failure } => {
                 self.void(*token);
-                if loss.keeps_slot() || self.job.is_of_group(*token) {
+                if loss.keeps_slot() || self.draft.job.is_of_group(*token) {
                     self.cancel_attempt(*token, failure.clone());
                     self.count_stopping(*token);
                 }
@@ -263,15 +285,10 @@ impl JobPlan<'_, '_> {
                 self.count_stopping(*token);
             }
             Event::Published { token, payload } => {
-                let kind = NoticeKind::Published {
-                    payload: payload.id,
-                    nbytes: payload.nbytes.0,
-                    chunks: payload.chunks,
-                    stored: payload.stored,
-                };
-                if let Some(stage) = self.job.find(*token) {
+                let kind = NoticeKind::published(payload);
+                if let Some(stage) = self.draft.job.find(*token) {
                     self.plan
-                        .notice_stage(self.job.id, stage, &self.job.run(stage).phase, kind);
+                        .notice_stage(self.draft.job.id, stage, &self.draft.job.run(stage).phase, kind);
                 }
             }
             // The worker asks the store to take it until it hears that this is known.
@@ -285,20 +302,20 @@ impl JobPlan<'_, '_> {
                 }
             }
             Event::PayloadLost { stage, .. } | Event::PayloadReleased { stage, .. } => {
-                if let Some(run) = self.job.stage(stage)
+                if let Some(run) = self.draft.job.stage(stage)
                     && let (Some(holder), Some(payload)) = (run.output.holder(), run.output.live())
                 {
                     self.plan.release(holder, payload.id);
                 }
             }
-            Event::JobCancelling { .. } => self.plan.notice_job(self.job.id, NoticeKind::Cancelling),
+            Event::JobCancelling { .. } => self.plan.notice_job(self.draft.job.id, NoticeKind::Cancelling),
             _ => (),
         }
     }
 
     /// An attempt ends without an output: what it published is of no use to anybody.
     fn void(&mut self, token: Token) {
-        if let Some(run) = self.job.running(token).map(|stage| self.job.run(stage))
+        if let Some(run) = self.draft.job.running(token).map(|stage| self.draft.job.run(stage))
             && let (Some(holder), Some(payload)) = (run.output.holder(), run.output.live())
         {
             self.plan.release(holder, payload.id);
@@ -306,7 +323,7 @@ impl JobPlan<'_, '_> {
     }
 
     fn cancel_attempt(&mut self, token: Token, failure: Failure) {
-        for worker in self.job.workers_of(token) {
+        for worker in self.draft.job.workers_of(token) {
             if self.plan.can_reach(worker) {
                 let failure = failure.clone();
                 self.plan.effect(Effect::CancelAttempt { worker, token, failure });
@@ -315,9 +332,9 @@ impl JobPlan<'_, '_> {
     }
 
     fn count_stopping(&mut self, token: Token) {
-        for worker in self.job.workers_of(token) {
+        for worker in self.draft.job.workers_of(token) {
             let attached = self.plan.sched.attached(worker).is_ok();
-            self.stopping += u32::from(attached && !self.plan.restarted);
+            self.draft.stopping += u32::from(attached && !self.plan.restarted);
         }
     }
 
@@ -325,8 +342,11 @@ impl JobPlan<'_, '_> {
     fn settle(&mut self) {
         let sched = self.plan.sched;
         while let Some(event) = match &self.doom {
-            Some(failure) if self.job.ended().is_none() => Some(self.job.fail(failure.clone())),
-            _ => self.job.next_step(&sched.topology, &sched.limits, self.stopping),
+            Some(failure) if self.draft.job.ended().is_none() => Some(self.draft.job.fail(failure.clone())),
+            _ => self
+                .draft
+                .job
+                .next_step(&sched.topology, &sched.limits, self.draft.stopping),
         } {
             self.push(event);
         }
@@ -335,9 +355,9 @@ impl JobPlan<'_, '_> {
     /// Tells those who watch the job what became of it, in comparison with before.
     fn tell(&mut self, before: Option<&Job>) {
         // Stages of such a job do not go back to any queue: it has said that it ends, and says how.
-        let ending = self.job.state != JobState::Active;
+        let ending = self.draft.job.state != JobState::Active;
         for stage in self.plan.sched.topology.indices() {
-            let run = self.job.run(stage);
+            let run = self.draft.job.run(stage);
             let old = before.map(|job| &job.run(stage).phase);
             if old.is_some_and(|old| old.position() == run.phase.position() && old.token() == run.phase.token()) {
                 continue;
@@ -357,22 +377,33 @@ impl JobPlan<'_, '_> {
                 (_, new @ Phase::Queued { .. }) => (new, NoticeKind::Queued),
                 (_, Phase::Blocked { .. }) => continue,
             };
-            self.plan.notice_stage(self.job.id, stage, phase, kind);
+            self.plan.notice_stage(self.draft.job.id, stage, phase, kind);
         }
         if before.is_none_or(|job| job.ended().is_none())
-            && let JobState::Ended { outcome, .. } = &self.job.state
+            && let JobState::Ended { outcome, .. } = &self.draft.job.state
         {
             let kind = match outcome {
                 Outcome::Succeeded => NoticeKind::Succeeded,
                 Outcome::Failed(failure) => NoticeKind::Failed(failure.clone()),
                 Outcome::Cancelled => NoticeKind::Cancelled,
             };
-            self.plan.notice_job(self.job.id, kind);
+            self.plan.notice_job(self.draft.job.id, kind);
         }
     }
 
     fn handovers_of(&self, stage: StageIndex) -> Vec<Handover> {
         let of_stage = self.handovers.iter().find(|handovers| handovers.0 == stage);
         of_stage.map(|handovers| handovers.1.clone()).unwrap_or_default()
+    }
+}
+
+impl NoticeKind {
+    const fn published(payload: &PayloadInfo) -> Self {
+        Self::Published {
+            payload: payload.id,
+            nbytes: payload.nbytes.0,
+            chunks: payload.chunks,
+            stored: payload.stored,
+        }
     }
 }
