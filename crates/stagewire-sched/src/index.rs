@@ -226,13 +226,13 @@ impl Index {
     /// Looks at nothing but what differs: each look-up has its price.
     fn move_stage(&mut self, job: &JobMark, stage: StageIndex, old: &StageMark, new: &StageMark) {
         let queue = &mut self.queues[stage.get()];
-        if old.queued != new.queued {
+        if (old.queued, old.begun) != (new.queued, new.begun) {
             if let Some((again, since)) = old.queued {
-                queue.remove(job.class, &job.rank.tried(again));
+                queue.remove(job.class, &job.rank.tried(again, old.begun));
                 queue.since.remove(&(since, job.number));
             }
             if let Some((again, since)) = new.queued {
-                queue.insert(job.class, job.rank.tried(again));
+                queue.insert(job.class, job.rank.tried(again, new.begun));
                 queue.since.insert((since, job.number));
             }
         }

@@ -27,9 +27,13 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    /// The same, of a job that has run before or not.
-    pub(crate) const fn tried(self, again: bool) -> Self {
-        Self { fresh: !again, ..self }
+    /// The same, of a stage that has run before or not, of a job that has begun or not.
+    pub(crate) const fn tried(self, again: bool, begun: bool) -> Self {
+        Self {
+            new: !begun,
+            fresh: !again,
+            ..self
+        }
     }
 
     pub(crate) fn new(again: bool, job: &Job, begun: bool) -> Self {

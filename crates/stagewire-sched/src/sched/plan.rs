@@ -293,11 +293,8 @@ impl JobPlan<'_, '_> {
             }
             // The worker asks the store to take it until it hears that this is known.
             Event::PayloadMoved { token, payload } => {
-                if let Some(worker) = self
-                    .job
-                    .find(*token)
-                    .and_then(|stage| self.job.run(stage).output.worker())
-                {
+                let job = &self.draft.job;
+                if let Some(worker) = job.find(*token).and_then(|stage| job.run(stage).output.worker()) {
                     self.plan.release(Holder::Worker(worker), payload.id);
                 }
             }
