@@ -33,7 +33,8 @@
 //! # Which side packs
 //!
 //! Decode pulls, over every transport: a copy that comes too late harms nobody, whereas a write would. `shm`, `cma` and
-//! `tcp` execute strided records as they are.
+//! `tcp` execute strided records as they are. Over Mooncake, rows go through scratch, in the arena of the side whose pages
+//! are strided; where there is no room in it, row by row.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -92,6 +93,8 @@ mod outgoing;
 mod protocol;
 mod receiver;
 mod sender;
+#[cfg(test)]
+mod tests;
 
 pub use cache::{CacheMemory, CachePlace};
 pub use chunk::ChunkSpec;

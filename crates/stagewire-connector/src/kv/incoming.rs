@@ -15,6 +15,8 @@ pub(super) struct Incoming {
     seq_len: u64,
     writers: BTreeMap<u32, Writer>,
     failure: Option<Failure>,
+    /// Prefill said so.
+    told: bool,
 }
 
 /// What comes from one of prefill's ranks.
@@ -71,7 +73,19 @@ impl Incoming {
             seq_len,
             writers: writers.into_iter().map(|(rank, needs)| (rank, writer(needs))).collect(),
             failure: None,
+            told: false,
         }
+    }
+
+    /// Whether it was prefill that ended it.
+    pub(super) fn is_told(&self) -> bool {
+        self.told
+    }
+
+    /// Ends the room, unless it has ended, as prefill says.
+    pub(super) fn told(&mut self, failure: Failure) {
+        self.told |= !self.phase().is_terminal();
+        self.fail(failure);
     }
 
     /// What was seen of a writer's room.
@@ -110,7 +124,7 @@ impl Incoming {
             _ => state.failure.clone().filter(|_| !writer.confirmed),
         };
         if let Some(failure) = failure {
-            self.fail(failure);
+            self.told(failure);
             return;
         }
         if writer.confirmed {

@@ -31,14 +31,25 @@ pub(super) struct Outgoing {
     aux: Option<Vec<u8>>,
     destination: Option<Destination>,
     readers: BTreeMap<u32, Reader>,
+    /// Copies of its pages that this process itself makes for readers.
+    copies: u32,
     failure: Option<Failure>,
 }
 
 #[derive(Debug, Clone)]
 struct Reader {
     attempt: Attempt,
-    /// It reads nothing any more.
-    drained: bool,
+    reads: Reads,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    /// It may read.
+    On,
+    /// It has everything, and reads nothing any more.
+    All,
+    /// It has let go before that.
+    NoMore,
 }
 
 impl Outgoing {
@@ -53,6 +64,7 @@ impl Outgoing {
             aux: None,
             destination: None,
             readers: BTreeMap::new(),
+            copies: 0,
             failure: None,
         }
     }
@@ -93,8 +105,9 @@ impl Outgoing {
             None => self.destination = Some(destination.clone()),
         }
         // A rank that needs nothing says which engine it is, so that a sender whom nobody reads learns that.
-        let drained = !destination.readers.contains(&rank);
-        self.readers.insert(rank, Reader { attempt, drained });
+        let needed = destination.readers.contains(&rank);
+        let reads = if needed { Reads::On } else { Reads::All };
+        self.readers.insert(rank, Reader { attempt, reads });
         true
     }
 
@@ -128,22 +141,38 @@ impl Outgoing {
         let reader = self.readers.values_mut().find(|reader| reader.attempt == attempt);
         match reader {
             Some(reader) if self.seen.generation == generation && self.last => {
-                reader.drained = true;
+                reader.reads = Reads::All;
                 Ok(())
             }
             _ => Err(restarted(room, generation, self.seen.generation)),
         }
     }
 
+    /// Begins to copy pages for a reader; [`Outgoing::copied`] ends it.
+    pub(super) fn copies(&mut self, attempt: Attempt) -> Result<(), Failure> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let mut readers = self.readers.values();
+        if !readers.any(|reader| reader.attempt == attempt && reader.reads == Reads::On) {
+            return Err(restarted(self.room, 0, self.seen.generation));
+        }
+        self.copies += 1;
+        Ok(())
+    }
+
+    pub(super) fn copied(&mut self) {
+        self.copies -= 1;
+    }
+
     /// A reader reads nothing any more and has given up, unless it has confirmed before.
     pub(super) fn leave(&mut self, attempt: Attempt, failure: Failure) {
-        let reads = |reader: &Reader| reader.attempt == attempt && !reader.drained;
-        if self.readers.values().any(reads) {
-            // First: once all readers are done, a room whose last chunk was announced has succeeded.
+        let mut readers = self.readers.values_mut();
+        let leaves = readers.find(|reader| reader.attempt == attempt && reader.reads == Reads::On);
+        if let Some(reader) = leaves {
+            reader.reads = Reads::NoMore;
             self.fail(failure);
         }
-        let leaving = self.readers.values_mut().filter(|reader| reader.attempt == attempt);
-        leaving.for_each(|reader| reader.drained = true);
     }
 
     /// A receiver is gone.
@@ -166,7 +195,8 @@ impl Outgoing {
     /// Whoever still reads is not waited for any more. Nothing that it read counts: a failed room confirms nothing.
     pub(super) fn cut_off(&mut self) {
         debug_assert!(self.failure.is_some(), "only a room that has failed");
-        self.readers.values_mut().for_each(|reader| reader.drained = true);
+        let still = self.readers.values_mut().filter(|reader| reader.reads == Reads::On);
+        still.for_each(|reader| reader.reads = Reads::NoMore);
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -176,15 +206,12 @@ impl Outgoing {
         let Some(destination) = &self.destination else {
             return Phase::Bootstrapping;
         };
-        let is = |rank: &u32, drained: bool| {
-            let reader = self.readers.get(rank);
-            reader.is_some_and(|reader| reader.drained || !drained)
-        };
-        if !destination.readers.iter().all(|rank| is(rank, false)) {
+        let reads = |rank| self.readers.get(rank).map(|reader| reader.reads);
+        if destination.readers.iter().any(|rank| reads(rank).is_none()) {
             Phase::Bootstrapping
         } else if self.bounds.is_empty() {
             Phase::Waiting
-        } else if self.last && destination.readers.iter().all(|rank| is(rank, true)) {
+        } else if self.last && destination.readers.iter().all(|rank| reads(rank) == Some(Reads::All)) {
             Phase::Success
         } else {
             Phase::Transferring
@@ -193,7 +220,7 @@ impl Outgoing {
 
     /// Whether its pages are nobody's any more.
     pub(super) fn is_released(&self) -> bool {
-        self.phase().is_terminal() && self.readers.values().all(|reader| reader.drained)
+        self.phase().is_terminal() && self.copies == 0 && self.readers.values().all(|reader| reader.reads != Reads::On)
     }
 
     /// Without what only readers that still read need.

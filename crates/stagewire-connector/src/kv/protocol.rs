@@ -5,7 +5,7 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use stagewire_core::{Capability, Failure, Peer, RegionRef};
+use stagewire_core::{Capability, Failure, Peer, Record, RegionRef};
 use stagewire_kv::Engine;
 use uuid::Uuid;
 
@@ -95,6 +95,19 @@ pub(super) enum Body {
         attempt: u64,
         seen: Option<Seen>,
     },
+    /// Copies rows of a region into scratch, one after the other. Destination offsets are in the scratch.
+    Gather {
+        room: u64,
+        attempt: u64,
+        region: u32,
+        records: Vec<Record>,
+    },
+    /// Scratch is not needed any more.
+    Free {
+        room: u64,
+        attempt: u64,
+        id: u64,
+    },
     /// Everything has come. Were the pages kept until now?
     Confirm {
         room: u64,
@@ -106,6 +119,9 @@ pub(super) enum Body {
         room: u64,
         attempt: u64,
         failure: Failure,
+        /// Prefill has ended the room itself. A rank that has not heard of the attempt must not take it for one of its next
+        /// room of this number.
+        told: bool,
     },
 }
 
@@ -128,6 +144,13 @@ pub(super) enum Answer {
     Beat,
     /// `None` where there is no such room yet, or one that others read.
     Room(Option<RoomState>),
+    Gathered {
+        id: u64,
+        region: RegionRef,
+    },
+    /// Nothing can be gathered: pull row by row.
+    NoScratch,
+    Freed,
     Confirmed,
     Left,
 }

@@ -1,6 +1,7 @@
 //! One rank of a decode engine.
 
 mod leases;
+mod pack;
 mod pull;
 mod room;
 mod source;

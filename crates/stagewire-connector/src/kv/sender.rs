@@ -1,5 +1,6 @@
 //! One rank of a prefill engine.
 
+mod gather;
 mod known;
 mod room;
 mod rooms;
@@ -15,7 +16,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::cache::{self, Buffers};
 use super::failure;
-use super::outgoing::{Destination, Outgoing};
+use super::outgoing::{Attempt, Destination, Outgoing, restarted};
 use super::protocol::{Answer, Body, ReceiverId, Seen, Welcome};
 use super::{CacheMemory, Heartbeat, KvError, SenderHandle, chunk};
 use crate::Connector;
@@ -24,6 +25,7 @@ use crate::connector::Shared;
 pub use room::SenderRoom;
 pub(super) use room::shown;
 
+use gather::Scratch;
 use known::Receivers;
 use room::Cell;
 use rooms::Rooms;
@@ -74,6 +76,8 @@ pub(crate) struct Inner {
     welcome: Welcome,
     /// Registered until the sender is dropped.
     _regions: Vec<Region>,
+    memories: Vec<Memory>,
+    scratch: Scratch,
     rooms: Mutex<Rooms>,
     receivers: Receivers,
     /// How many rooms were ever opened.
@@ -106,7 +110,7 @@ impl Sender {
             };
             transport.register(memory, RegisterOptions::default())
         };
-        let regions: Result<Vec<Region>, _> = memories.into_iter().map(register).collect();
+        let regions: Result<Vec<Region>, _> = memories.iter().cloned().map(register).collect();
         let regions = regions.map_err(|error| KvError::Register(Box::new(error)))?;
         let index = |memory: usize| u32::try_from(memory).expect("as many memories as buffers, or fewer");
         let welcome = Welcome {
@@ -140,6 +144,8 @@ impl Sender {
             options,
             welcome,
             _regions: regions,
+            memories,
+            scratch: Scratch::default(),
             rooms: Mutex::default(),
             receivers: Receivers::default(),
             opened: watch::Sender::new(0),
@@ -234,12 +240,28 @@ impl Inner {
                 attempt,
                 generation,
             } => self.confirm(room, (receiver, attempt), generation),
-            Body::Leave { room, attempt, failure } => {
-                self.receivers.leaves(receiver, attempt);
-                let cell = self.rooms().read_by(room, (receiver, attempt));
-                if let Some(cell) = cell {
-                    cell.change(|room| room.leave((receiver, attempt), failure));
-                }
+            Body::Gather {
+                room,
+                attempt,
+                region,
+                records,
+            } => {
+                let gathering = Arc::clone(self).gather(room, (receiver, attempt), region as usize, records);
+                // In a task of its own: who asks may go away, and the copy goes on until its end.
+                let gathered = self.shared.runtime().spawn(gathering).await;
+                gathered.unwrap_or(Answer::NoScratch)
+            }
+            Body::Free { attempt, id, .. } => {
+                self.scratch.free((receiver, attempt), id);
+                Answer::Freed
+            }
+            Body::Leave {
+                room,
+                attempt,
+                failure,
+                told,
+            } => {
+                self.leave(room, (receiver, attempt), failure, told);
                 Answer::Left
             }
         }
@@ -274,10 +296,7 @@ impl Inner {
                 known::Reader::Reads { rank, destination } => (rank, destination),
             };
             let attempt = (receiver, attempt);
-            let cell = {
-                let rooms = self.rooms();
-                rooms.read_by(room, attempt).or_else(|| rooms.newest(room))
-            };
+            let cell = self.rooms().of(room, attempt);
             let cell = cell.filter(|cell| cell.bind(rank, attempt, &destination));
             let Some(cell) = cell else {
                 if tokio::time::timeout_at(until, opened.changed()).await.is_err() {
@@ -301,11 +320,28 @@ impl Inner {
         }
     }
 
-    fn confirm(&self, room: u64, attempt: super::outgoing::Attempt, generation: u64) -> Answer {
+    /// Also who has given up before it had asked for the room was to read it: that room must not wait for it.
+    fn leave(&self, room: u64, attempt: Attempt, failure: Failure, told: bool) {
+        let reader = self.receivers.reader(attempt.0, attempt.1);
+        self.receivers.leaves(attempt.0, attempt.1);
+        self.scratch.free_all(|gathered| *gathered == attempt);
+        let Some(cell) = self.rooms().of(room, attempt) else {
+            return;
+        };
+        if let known::Reader::Reads { rank, destination } = reader
+            && !told
+        {
+            cell.bind(rank, attempt, &destination);
+        }
+        cell.change(|room| room.leave(attempt, failure));
+    }
+
+    fn confirm(&self, room: u64, attempt: Attempt, generation: u64) -> Answer {
+        self.scratch.free_all(|gathered| *gathered == attempt);
         let cell = self.rooms().read_by(room, attempt);
         let confirmed = match cell {
             Some(cell) => cell.change(|room| room.confirm(attempt, generation)),
-            None => Err(super::outgoing::restarted(room, generation, 0)),
+            None => Err(restarted(room, generation, 0)),
         };
         confirmed.map_or_else(Answer::Refused, |()| Answer::Confirmed)
     }
@@ -327,6 +363,7 @@ impl Inner {
     }
 
     fn lose(&self, receiver: ReceiverId, failure: &Failure) {
+        self.scratch.free_all(|gathered| gathered.0 == receiver);
         let cells = self.rooms().cells();
         for cell in cells {
             cell.change(|room| room.lose(receiver, failure));

@@ -2,5 +2,8 @@
 
 mod odd;
 mod pages;
+mod peers;
 mod rooms;
+mod second;
 mod sides;
+mod soak;

@@ -217,12 +217,12 @@ impl Second {
     }
 }
 
-fn encode<T: Serialize>(message: &T) -> String {
+pub(crate) fn encode<T: Serialize>(message: &T) -> String {
     let bytes = postcard::to_stdvec(message).expect("plain data");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn decode<T: for<'a> Deserialize<'a>>(text: &str) -> T {
+pub(crate) fn decode<T: for<'a> Deserialize<'a>>(text: &str) -> T {
     let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal");
     let bytes: Vec<u8> = (0..text.len()).step_by(2).map(byte).collect();
     postcard::from_bytes(&bytes).expect("the same version")

@@ -6,7 +6,7 @@ use stagewire_core::{Device, Record};
 use super::{Claim, Target};
 use crate::copy::{self, MoveError, Mover, Piece, Plan, Written, copy_plain, copy_streaming};
 use crate::shm::SHAPE;
-use crate::{Memory, TargetError};
+use crate::{Memory, TargetError, TransferError};
 
 impl Target {
     /// Copies memory of this process into the target, all of it, as a pull would: large ones on blocking threads, with
@@ -35,6 +35,27 @@ impl Target {
         }
         let record = Record::contiguous(0, 0, len);
         let (plan, rows) = Plan::new(&[record], len, len, SHAPE).map_err(|_| bounds)?;
+        self.run(plan, rows, source).await
+    }
+
+    /// Copies records of memory of this process into the target, as a pull would. Nobody may write their source meanwhile.
+    ///
+    /// # Errors
+    /// As for a pull: [`TransferError`]; no byte counts as written then.
+    ///
+    /// # Cancel safety
+    /// A copy under way ends by itself; until then the target is not idle. Its bytes count as never written.
+    pub async fn copy(&self, records: &[Record], source: &Memory) -> Result<(), TransferError> {
+        for device in [source.device(), self.device()] {
+            if device != Device::Cpu {
+                return Err(TargetError::Device { device }.into());
+            }
+        }
+        let (plan, rows) = Plan::new(records, source.len(), self.len(), SHAPE)?;
+        Ok(self.run(plan, rows, source).await?)
+    }
+
+    async fn run(&self, plan: Plan, rows: Written, source: &Memory) -> Result<(), TargetError> {
         let claim = self.claim(rows)?;
         let mover = OutOfMemory { source: source.clone() };
         let filled = copy::run(plan, mover, claim).await;
@@ -141,6 +162,31 @@ mod tests {
             assert!(matches!(refused, Err(TargetError::OutOfBounds { .. })), "{refused:?}");
             assert!(longer.as_slice().is_err(), "bytes of a refused copy were shown");
         }
+    }
+
+    #[tokio::test]
+    async fn records_are_gathered_and_scattered() {
+        let source = Memory::from(Borrowed::from((0..100).collect::<Vec<u8>>()));
+        let strided = |src_pitch, dst_pitch| Record {
+            src_offset: 10,
+            dst_offset: 1,
+            width: 2,
+            rows: 3,
+            src_pitch,
+            dst_pitch,
+        };
+        let gathered = Target::allocate(10).expect("memory");
+        gathered.copy(&[strided(20, 2)], &source).await.expect("inside");
+        assert_eq!(gathered.slice(1..7).expect("copied"), [10, 11, 30, 31, 50, 51]);
+        let scattered = Target::allocate(20).expect("memory");
+        scattered.copy(&[strided(2, 8)], &source).await.expect("inside");
+        assert_eq!(scattered.slice(9..11).expect("copied"), [12, 13]);
+        assert!(scattered.slice(8..11).is_err(), "the gap counts as written");
+        let outside = gathered.copy(&[strided(60, 2)], &source).await;
+        assert!(
+            matches!(outside, Err(TransferError::Record { index: 0, .. })),
+            "{outside:?}"
+        );
     }
 
     #[test]

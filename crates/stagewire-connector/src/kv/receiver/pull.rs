@@ -2,16 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use stagewire_core::{Classify, ErrorClass, Failure, Record};
 use stagewire_kv::{PlanRequest, PlannedRecord};
 use stagewire_transfer::TransferOptions;
-use tokio::time::Instant;
 
 use super::super::cache::CachePlace;
 use super::super::incoming::Part;
+use super::pack;
 use super::room::Running;
 use super::source::{Source, Up, transfer_failed};
 
@@ -44,17 +43,17 @@ pub(super) async fn pull(
     let pulls = batches.into_iter().map(|((region, target), batch)| {
         let (up, target) = (&up, &room.inner.targets[target]);
         async move {
-            let left = room.until.saturating_duration_since(Instant::now());
-            let pinned = up.region(source, region, left).await?;
-            let options = TransferOptions {
-                deadline: Some(left.max(Duration::from_millis(1))),
+            let left = room.left();
+            let held = up.region(source, region, left).await?;
+            let options = TransferOptions { deadline: Some(left) };
+            let pulled = if held.strided {
+                let pulled = held.pinned.pull(&batch.records, target, options).await;
+                pulled.map_err(|error| transfer_failed(error, source))
+            } else {
+                pack::pull(room, (source, up), region, &batch.records, target, &options).await
             };
-            let pulled = pinned.pull(&batch.records, target, options).await;
-            pulled.map_err(|error| {
-                // What was pinned may be gone with its connection; the next room must not find it.
-                source.regreet(up);
-                transfer_failed(error, source)
-            })
+            // What was pinned may be gone with its connection; the next room must not find it.
+            pulled.inspect_err(|_| source.regreet(up))
         }
     });
     let pulls = futures::stream::iter(pulls).buffer_unordered(AT_A_TIME);

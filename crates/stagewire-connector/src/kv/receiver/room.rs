@@ -32,8 +32,8 @@ pub(super) struct Running {
     pub(super) inner: Arc<Inner>,
     pub(super) pair: Arc<Pair>,
     pub(super) spec: RoomSpec,
-    pub(super) until: Instant,
-    attempt: u64,
+    until: Instant,
+    pub(super) attempt: u64,
     /// By rank of prefill.
     sources: BTreeMap<u32, Arc<Source>>,
     writers: Vec<u32>,
@@ -75,6 +75,12 @@ impl Running {
 
     fn phase(&self) -> Phase {
         self.state.borrow().phase()
+    }
+
+    /// Time until its deadline; a moment where there is none.
+    pub(super) fn left(&self) -> Duration {
+        let left = self.until.saturating_duration_since(Instant::now());
+        left.max(Duration::from_millis(1))
     }
 
     fn change(&self, change: impl FnOnce(&mut Incoming)) {
@@ -147,6 +153,7 @@ impl Running {
             room: self.spec.room,
             attempt: self.attempt,
             failure: failure.clone(),
+            told: self.state.borrow().is_told(),
         };
         let limit = self.inner.me.heartbeat.limit();
         let leaving = self.sources.values().map(|source| source.ask(&body));
@@ -219,7 +226,8 @@ impl Running {
                     };
                     match source.ask(&body).await {
                         Ok(Answer::Confirmed) => self.change(|state| state.confirmed(rank, generation)),
-                        Ok(Answer::Refused(failure)) | Err(failure) => return self.fail_by(rank, failure),
+                        Ok(Answer::Refused(failure)) => return self.change(|state| state.told(failure)),
+                        Err(failure) => return self.fail_by(rank, failure),
                         Ok(_) => {
                             let failure = failure::malformed(source.shown());
                             return self.fail_by(rank, failure);

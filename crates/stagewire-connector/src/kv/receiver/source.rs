@@ -53,8 +53,16 @@ pub(super) struct Up {
     link: Arc<Link>,
     /// How often it wants to hear of this receiver.
     interval: Duration,
-    regions: Vec<(RegionRef, OnceCell<Arc<dyn Pinned>>)>,
+    regions: Vec<(RegionRef, OnceCell<Held>)>,
     buffers: Buffers,
+}
+
+/// A region that is held in place.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) pinned: Arc<dyn Pinned>,
+    /// Rows cost little more than runs of bytes.
+    pub(super) strided: bool,
 }
 
 impl Source {
@@ -265,6 +273,14 @@ impl Source {
         }
     }
 
+    /// Holds a region of the sender in place.
+    pub(super) async fn pin(&self, region: &RegionRef, deadline: Duration) -> Result<Held, Failure> {
+        let pinned = pin(&self.handle.peer, region, &self.me.transports, Some(deadline)).await;
+        let (pinned, transport) = pinned.map_err(|error| unreachable(error, self))?;
+        let strided = transport.abilities().strided;
+        Ok(Held { pinned, strided })
+    }
+
     /// Has it greeted anew, where it is still the same.
     pub(super) fn regreet(&self, up: &Arc<Up>) {
         let same = matches!(&*self.status.borrow(), Status::Up(now) if Arc::ptr_eq(now, up));
@@ -300,19 +316,9 @@ impl Up {
     }
 
     /// A region of the sender, held in place from the first time on.
-    pub(super) async fn region(
-        &self,
-        source: &Source,
-        index: usize,
-        deadline: Duration,
-    ) -> Result<&Arc<dyn Pinned>, Failure> {
-        let (region, pinned) = &self.regions[index];
-        let (peer, transports) = (&source.handle.peer, &source.me.transports);
-        let pinned = pinned.get_or_try_init(async || {
-            let (pinned, _) = pin(peer, region, transports, Some(deadline)).await?;
-            Ok(pinned)
-        });
-        pinned.await.map_err(|error: AccessError| unreachable(error, source))
+    pub(super) async fn region(&self, source: &Source, index: usize, deadline: Duration) -> Result<&Held, Failure> {
+        let (region, held) = &self.regions[index];
+        held.get_or_try_init(|| source.pin(region, deadline)).await
     }
 }
 

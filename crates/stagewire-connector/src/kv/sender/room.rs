@@ -71,6 +71,8 @@ pub(super) async fn keep(inner: Weak<Inner>, cell: Arc<Cell>, deadline: Duration
     let released = states.wait_for(Outgoing::is_released);
     if tokio::time::timeout(cut_off, released).await.is_err() {
         cell.change(Outgoing::cut_off);
+        // Copies that this process itself makes end by themselves.
+        let _ = states.wait_for(Outgoing::is_released).await;
     }
     cell.change(Outgoing::forget_pages);
     if let Some(inner) = inner.upgrade() {

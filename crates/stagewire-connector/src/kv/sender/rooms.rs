@@ -26,9 +26,10 @@ impl Rooms {
         Ok(cell)
     }
 
-    /// The one that was opened last.
-    pub(super) fn newest(&self, room: u64) -> Option<Arc<Cell>> {
-        self.by_number.get(&room)?.last().cloned()
+    /// The one that an attempt reads or has read, else the newest of this number.
+    pub(super) fn of(&self, room: u64, attempt: Attempt) -> Option<Arc<Cell>> {
+        let newest = || self.by_number.get(&room)?.last().cloned();
+        self.read_by(room, attempt).or_else(newest)
     }
 
     /// The one that an attempt reads, or has read.

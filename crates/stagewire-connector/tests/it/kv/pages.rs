@@ -48,22 +48,32 @@ impl Pages {
     }
 
     pub(crate) fn read(&self) -> Vec<u8> {
+        self.part(0, self.len())
+    }
+
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Vec<u8> {
+        assert!(offset + len <= self.len(), "in bounds");
+        let mut bytes = vec![0; len];
         #[expect(unsafe_code, reason = "a cache that rooms share page by page")]
-        // SAFETY: as for `target`.
-        self.0
-            .0
-            .iter()
-            .map(|cell| unsafe { cell.get().read_volatile() })
-            .collect()
+        // SAFETY: as for `target`, and in bounds.
+        unsafe {
+            self.first()
+                .add(offset)
+                .as_ptr()
+                .copy_to_nonoverlapping(bytes.as_mut_ptr(), len);
+        }
+        bytes
     }
 
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
-        for (cell, &byte) in self.0.0[offset..].iter().zip(bytes) {
-            #[expect(unsafe_code, reason = "a cache that rooms share page by page")]
-            // SAFETY: as for `memory`.
-            unsafe {
-                cell.get().write_volatile(byte);
-            }
+        assert!(offset + bytes.len() <= self.len(), "in bounds");
+        #[expect(unsafe_code, reason = "a cache that rooms share page by page")]
+        // SAFETY: as for `memory`, and in bounds.
+        unsafe {
+            self.first()
+                .add(offset)
+                .as_ptr()
+                .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
     }
 }

@@ -1,44 +1,35 @@
 //! Rooms between two connectors.
 
-use std::time::Duration;
-
 use stagewire_connector::Carrier;
 use stagewire_connector::kv::{
-    CacheMemory, ChunkSpec, Phase, Receiver, ReceiverOptions, RoomSpec, Sender, SenderOptions,
+    CacheMemory, ChunkSpec, Heartbeat, Receiver, ReceiverOptions, RoomSpec, Sender, SenderOptions,
 };
 use stagewire_core::{Classify, DType};
 use stagewire_kv::{Component, Geometry};
 
 use super::pages::Pages;
-use super::sides;
+use super::second::{Ask, Second};
+use super::sides::{self, DecodeRank};
 use crate::kv_memory::Memory as Oracle;
-use crate::world::World as Geometries;
-use crate::{PATIENCE, World, all_gone};
+use crate::transports::is_here;
+use crate::{PATIENCE, World, all_gone, rounds};
 
-async fn random_rooms(carrier: Carrier, seeds: std::ops::Range<u64>) {
+/// Random worlds between two processes, every byte against the oracle. The second process is prefill.
+async fn random_rooms(carrier: Carrier, first: u64) {
+    if !is_here(None, carrier) || !is_here(Some(&World::new().await), carrier) {
+        return;
+    }
     let world = World::with(|options| options.transports = vec![carrier]).await;
-    let prefill = world
-        .another_with("prefill", |options| options.transports = vec![carrier])
-        .await;
-    for seed in seeds {
-        let geometries = Geometries::roll(seed);
+    let mut prefill = Second::start(&world.run_dir(), carrier).await;
+    for seed in first..first + rounds(200) {
+        let geometries = sides::world(seed);
         let oracle = Oracle::new(&geometries);
-        let senders = sides::senders(&prefill, &geometries, &oracle, carrier == Carrier::Shm);
-        let handles: Vec<_> = senders.iter().map(|sender| sender.handle()).collect();
-        let decode = sides::receivers(&world.connector, &geometries, &oracle);
-        let open = |sender: &stagewire_connector::kv::Sender| sender.room(seed, geometries.seq_len, PATIENCE);
-        let sent: Vec<_> = senders.iter().map(|sender| open(sender).expect("a room")).collect();
-        for room in &sent {
-            sides::announce(room, &geometries).expect("as it should be");
-        }
-        let mut rooms = Vec::new();
-        for rank in &decode {
-            rooms.push(
-                rank.receiver
-                    .room(sides::wants(seed, &geometries, &handles))
-                    .expect("a room"),
-            );
-        }
+        let handles = prefill.senders(seed, Heartbeat::default()).await;
+        let decode = sides::receivers(&world.connector, &geometries, &oracle, Heartbeat::default());
+        prefill.done(Ask::Open { room: seed }).await;
+        let want = |rank: &DecodeRank| rank.receiver.room(sides::wants(seed, &geometries, &handles));
+        let rooms: Vec<_> = decode.iter().map(|rank| want(rank).expect("a room")).collect();
+        prefill.done(Ask::Announce { chunks: usize::MAX / 2 }).await;
         for room in &rooms {
             let received = room
                 .finished()
@@ -47,31 +38,36 @@ async fn random_rooms(carrier: Carrier, seeds: std::ops::Range<u64>) {
             assert_eq!(received.aux, Some(geometries.seq_len.to_le_bytes().to_vec()));
             tokio::time::timeout(PATIENCE, room.released()).await.expect("released");
         }
-        for room in &sent {
-            let finished = tokio::time::timeout(PATIENCE, room.finished()).await;
-            finished
-                .unwrap_or_else(|_| panic!("seed {seed}: {:?}", room.phase()))
-                .expect("successful");
-            tokio::time::timeout(PATIENCE, room.released()).await.expect("released");
-            assert_eq!(room.phase(), Phase::Success);
-        }
+        prefill.done(Ask::Sent).await;
         sides::check(&decode, &oracle).unwrap_or_else(|problem| panic!("seed {seed}: {problem}\n{geometries:?}"));
     }
-    for connector in [&prefill, &world.connector] {
-        tokio::time::timeout(Duration::from_secs(20), all_gone(connector))
-            .await
-            .expect("nothing is left");
-    }
+    drop(prefill);
+    all_gone(&world.connector).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_rooms_over_shm() {
-    random_rooms(Carrier::Shm, 0..20).await;
+    random_rooms(Carrier::Shm, 1000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_rooms_over_cma() {
+    random_rooms(Carrier::Cma, 2000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_rooms_over_tcp() {
-    random_rooms(Carrier::Tcp, 100..120).await;
+    random_rooms(Carrier::Tcp, 3000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_rooms_over_mooncake() {
+    random_rooms(Carrier::Mooncake, 4000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_rooms_over_nixl() {
+    random_rooms(Carrier::Nixl, 5000).await;
 }
 
 /// Two ranks of prefill with half of the heads each, one of decode; one layer, pages of 2 tokens with 4 bytes.

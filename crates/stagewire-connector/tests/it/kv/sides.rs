@@ -4,15 +4,62 @@ use std::time::Duration;
 
 use stagewire_connector::Connector;
 use stagewire_connector::kv::{
-    CacheMemory, ChunkSpec, KvError, Receiver, ReceiverOptions, RoomSpec, Sender, SenderHandle, SenderOptions,
-    SenderRoom,
+    CacheMemory, ChunkSpec, Heartbeat, KvError, Receiver, ReceiverOptions, RoomSpec, Sender, SenderHandle,
+    SenderOptions, SenderRoom,
 };
-use stagewire_kv::{Engine, Geometry, Kind};
+use stagewire_core::DType;
+use stagewire_kv::{Component, Engine, Geometry, Kind};
 use stagewire_transfer::{Memory, Target};
 
 use super::pages::Pages;
 use crate::kv_memory::{Key, Memory as Oracle};
-use crate::world::World;
+use crate::world::{Room, World};
+
+/// Stands for [`halves`] where a seed is expected.
+pub(crate) const HALVES: u64 = u64::MAX;
+
+/// The world of a seed. Its chunks have tokens, but for that of an empty sequence.
+pub(crate) fn world(seed: u64) -> World {
+    if seed == HALVES {
+        return halves();
+    }
+    let mut world = World::roll(seed);
+    world.chunks.dedup();
+    if world.chunks.len() == 1 {
+        world.chunks.push(world.seq_len);
+    }
+    world
+}
+
+/// Two ranks of prefill with half of the heads each, one of decode; full layers and a window, two chunks.
+fn halves() -> World {
+    let full = Component::mha("full", 2, 4, [8, 4], DType::BF16);
+    let swa = Component {
+        window: Some(5),
+        ..Component::mha("swa", 2, 2, [8, 8], DType::U8)
+    };
+    let mut prefill = Geometry::new(2, 4, vec![full, swa]);
+    for name in ["full", "swa"] {
+        prefill.num_pages.insert(name.to_owned(), 9);
+    }
+    let decode = Geometry {
+        tp_size: 1,
+        ..prefill.clone()
+    };
+    let room = |src: [i64; 4], dst: [i64; 4]| Room {
+        prefix: 0,
+        src: src.to_vec(),
+        dst: dst.to_vec(),
+    };
+    World {
+        prefill,
+        decode,
+        seq_len: 16,
+        exact: false,
+        chunks: vec![0, 8, 16],
+        rooms: vec![room([5, 6, 8, 1], [1, 2, 3, 7]), room([-1, -1, 3, 4], [-1, -1, 2, 1])],
+    }
+}
 
 pub(crate) fn engine(geometry: &Geometry) -> Engine {
     Engine::new(geometry.clone()).expect("a geometry")
@@ -30,7 +77,17 @@ fn keys(geometry: &Geometry, rank: u32) -> Vec<Key> {
 }
 
 /// Every rank of prefill, with the bytes that the oracle has for it.
-pub(crate) fn senders(connector: &Connector, world: &World, oracle: &Oracle<'_>, arena: bool) -> Vec<Sender> {
+pub(crate) fn senders(
+    connector: &Connector,
+    world: &World,
+    oracle: &Oracle<'_>,
+    arena: bool,
+    heartbeat: Heartbeat,
+) -> Vec<Sender> {
+    let options = SenderOptions {
+        heartbeat,
+        ..SenderOptions::default()
+    };
     let sender = |rank| {
         let memory = |key: &Key| -> Memory {
             let bytes = &oracle.src[key];
@@ -44,7 +101,7 @@ pub(crate) fn senders(connector: &Connector, world: &World, oracle: &Oracle<'_>,
         };
         let memories: Vec<Memory> = keys(&world.prefill, rank).iter().map(memory).collect();
         let cache = CacheMemory::one_each(memories);
-        Sender::new(connector, engine(&world.prefill), rank, cache, SenderOptions::default()).expect("a sender")
+        Sender::new(connector, engine(&world.prefill), rank, cache, options.clone()).expect("a sender")
     };
     (0..ranks(&world.prefill)).map(sender).collect()
 }
@@ -85,13 +142,21 @@ pub(crate) struct DecodeRank {
 }
 
 /// Every rank of decode, full of noise.
-pub(crate) fn receivers(connector: &Connector, world: &World, oracle: &Oracle<'_>) -> Vec<DecodeRank> {
+pub(crate) fn receivers(
+    connector: &Connector,
+    world: &World,
+    oracle: &Oracle<'_>,
+    heartbeat: Heartbeat,
+) -> Vec<DecodeRank> {
     let rank = |rank| {
         let keys = keys(&world.decode, rank);
         let pages: Vec<(Key, Pages)> = keys.iter().map(|key| (*key, Pages::new(&oracle.dst[key].0))).collect();
         let targets: Vec<Target> = pages.iter().map(|(_, pages)| pages.target()).collect();
         let cache = CacheMemory::one_each(targets);
-        let options = ReceiverOptions::default();
+        let options = ReceiverOptions {
+            heartbeat,
+            ..ReceiverOptions::default()
+        };
         let receiver = Receiver::new(connector, engine(&world.decode), rank, cache, options).expect("a receiver");
         DecodeRank { receiver, pages }
     };
