@@ -32,7 +32,7 @@ pub(crate) enum Name {
     Quick,
     /// What the connector adds to the transports under it, and what chunks cost
     Connector,
-    /// Planning KV-cache transfers between unequal tensor-parallel sizes: time per descriptor, records
+    /// KV caches between unequal tensor-parallel sizes: planning, and slices over each transport beside whole copies
     Kv,
     /// The host store beside Mooncake Store from its wheel: puts, gets, small objects
     Store,
@@ -80,7 +80,7 @@ pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
     match args.bench {
         Name::Quick | Name::Connector | Name::Store => producer::serve(args.dir).await,
         Name::Transfer => transfer::owner::serve(args.dir).await,
-        Name::Kv => Err(Fault::usage("`stagewire bench kv` has one process")),
+        Name::Kv => Err(Fault::usage("`stagewire bench kv` has the other process of `transfer`")),
         Name::Sched => Err(Fault::usage("`stagewire bench sched` has one process")),
     }
 }

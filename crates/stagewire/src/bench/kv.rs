@@ -1,8 +1,11 @@
-//! Planning a KV-cache transfer: gpt-oss-120b, 8192 tokens, prefill at TP 1, decode at TP 4.
+//! Planning a KV-cache transfer, and moving what is planned: gpt-oss-120b, prefill at TP 1, decode at TP 4.
 //!
-//! A plan begins with page tables and ends with its rows in memory, proof included. Nothing moves. The fragmented tables
+//! Planning: 8192 tokens. A plan begins with page tables and ends with its rows in memory, proof included. The fragmented tables
 //! have no two pages that follow each other on both sides; that is the worst case. The planner in NumPy makes columns as
 //! the peers' do, in a process of its own that runs meanwhile; that it plans the same is checked.
+
+mod moves;
+mod wheels;
 
 use std::collections::BTreeSet;
 use std::hint::black_box;
@@ -33,7 +36,6 @@ struct Tables {
 }
 
 pub(super) async fn run(options: &Options) -> Result<Report, Fault> {
-    let pair = pair()?;
     let one_run = Tables {
         name: "one page run",
         src: (1..=PAGES).collect(),
@@ -45,7 +47,7 @@ pub(super) async fn run(options: &Options) -> Result<Report, Fault> {
         dst: (1..=PAGES).collect(),
     };
     let mut bench = Bench {
-        pair,
+        pair: pair([1, 4])?,
         options,
         report: Report::new("kv"),
         offered: BTreeSet::new(),
@@ -57,10 +59,13 @@ pub(super) async fn run(options: &Options) -> Result<Report, Fault> {
     }
     bench.counts(&one_run, "<= 288", 288.0)?;
     bench.counts(&fragmented, "<= 18720", 18_720.0)?;
+    bench.moves().await?;
+    bench.wheels().await?;
     bench.report.of(options.only.as_deref(), bench.offered)
 }
 
-fn pair() -> anyhow::Result<Pair> {
+/// gpt-oss-120b at these tensor-parallel sizes.
+fn pair(tp: [u32; 2]) -> anyhow::Result<Pair> {
     let full = Component::mha("full", 18, 8, [64, 64], DType::BF16);
     let swa = Component {
         name: "swa".to_owned(),
@@ -68,7 +73,7 @@ fn pair() -> anyhow::Result<Pair> {
         ..full.clone()
     };
     let engine = |tp| Engine::new(Geometry::new(tp, 64, vec![full.clone(), swa.clone()]));
-    Ok(handshake(&engine(1)?, &engine(4)?)?)
+    Ok(handshake(&engine(tp[0])?, &engine(tp[1])?)?)
 }
 
 struct Bench<'a> {
@@ -254,7 +259,11 @@ fn expand(pair: &Pair, tables: &Tables, rows: &mut Vec<Descriptor>) -> anyhow::R
 }
 
 fn plan(pair: &Pair, tables: &Tables, dst_rank: u32) -> anyhow::Result<Plan> {
-    let request = PlanRequest::new(0, dst_rank, TOKENS)
+    plan_of(pair, tables, dst_rank, TOKENS)
+}
+
+fn plan_of(pair: &Pair, tables: &Tables, dst_rank: u32, seq_len: u64) -> anyhow::Result<Plan> {
+    let request = PlanRequest::new(0, dst_rank, seq_len)
         .pages("full", &tables.src, &tables.dst)
         .pages("swa", &tables.src, &tables.dst);
     Ok(pair.plan(&request)?)

@@ -61,6 +61,37 @@ def timed(operation):
     return time.perf_counter_ns() - begin
 
 
+class Slices:
+    """A descriptor for each row of strided records, in columns of NumPy, as SGLang makes them for each request."""
+
+    def __init__(self, records, base):
+        self.base = base
+        # First byte, rows, width and pitch of the remote side, then first byte and pitch of the local one.
+        self.records = np.array(records, np.uint64)
+
+    def columns(self, at, record):
+        src, dst, width, rows, src_pitch, dst_pitch = record
+        first, pitch = ((src, src_pitch), (dst, dst_pitch))[at]
+        return np.uint64(self.base[at]) + first + np.arange(rows, dtype=np.uint64) * pitch, width
+
+    def side(self, at):
+        """Address, length and device of each."""
+        both = [self.columns(at, record) for record in self.records]
+        offsets = np.concatenate([offsets for offsets, _ in both])
+        nbytes = np.concatenate([np.full_like(offsets, width) for offsets, width in both])
+        return np.column_stack((offsets, nbytes, np.zeros_like(offsets)))
+
+    def exact(self, memory, span):
+        source, (remote, local) = painted(span), (self.side(0), self.side(1))
+        rows = zip(remote.tolist(), local.tolist(), strict=True)
+        return all(
+            (
+                memory[to - self.base[1] : to - self.base[1] + n] == source[at - self.base[0] : at - self.base[0] + n]
+            ).all()
+            for (at, n, _), (to, _, _) in rows
+        )
+
+
 class Mooncake:
     """Both roles of the Transfer Engine over TCP."""
 
@@ -110,6 +141,28 @@ class Mooncake:
 
         return {"nanos": timed(read)}
 
+    def reach_slices(self, held, span, size, records):
+        self.reach(held, size)
+        self.span, self.slices = span, Slices(records, (held["address"], self.memory.ctypes.data))
+        return {}
+
+    def read_slices(self):
+        """In batches of 512, as a peer takes no more than 1,024 at a time."""
+
+        def read():
+            remote, local = self.slices.side(0), self.slices.side(1)
+            for first in range(0, len(remote), 512):
+                part = slice(first, first + 512)
+                done = self.engine.batch_transfer_sync_read(
+                    self.segment, local[part, 0].tolist(), remote[part, 0].tolist(), remote[part, 1].tolist()
+                )
+                assert done == 0, f"batch_transfer_sync_read says {done}"
+
+        return {"nanos": timed(read)}
+
+    def check_slices(self):
+        return {"exact": self.slices.exact(self.memory, self.span)}
+
     def check(self):
         return {"exact": bool((self.memory == painted(self.size)).all())}
 
@@ -145,28 +198,47 @@ class Nixl:
             "address": self.memory.ctypes.data,
         }
 
-    def reach(self, held, span, size, runs):
-        """Of the owner's bytes, so many runs as far apart as they are long, or all."""
+    def reach_slices(self, held, span, size, records):
+        self.meet(held)
+        self.take(destination(size))
+        self.span, self.slices = span, Slices(records, (held["address"], self.memory.ctypes.data))
+        return {}
+
+    def read_slices(self):
+        def read():
+            self.remote, self.local = (self.agent.get_xfer_descs(self.slices.side(at), "DRAM") for at in (0, 1))
+            self.transfer()
+
+        return {"nanos": timed(read)}
+
+    def check_slices(self):
+        return {"exact": self.slices.exact(self.memory, self.span)}
+
+    def meet(self, held):
         if getattr(self, "peer", None) is not None:
             self.agent.remove_remote_agent(self.peer)
         peer = self.agent.add_remote_agent(bytes.fromhex(held["metadata"]))
         self.peer = peer.decode() if isinstance(peer, bytes) else peer
+
+    def reach(self, held, span, size, runs):
+        """Of the owner's bytes, so many runs as far apart as they are long, or all."""
+        self.meet(held)
         self.span, self.width, self.runs = span, size // runs, runs
         self.take(destination(size))
         self.local = self.descriptors(self.memory.ctypes.data, self.width)
         self.remote = self.descriptors(held["address"], span // runs)
         return {}
 
-    def read(self):
-        def read():
-            handle = self.agent.initialize_xfer("READ", self.local, self.remote, self.peer)
-            state = self.agent.transfer(handle)
-            while state == "PROC":
-                state = self.agent.check_xfer_state(handle)
-            assert state == "DONE", state
-            self.agent.release_xfer_handle(handle)
+    def transfer(self):
+        handle = self.agent.initialize_xfer("READ", self.local, self.remote, self.peer)
+        state = self.agent.transfer(handle)
+        while state == "PROC":
+            state = self.agent.check_xfer_state(handle)
+        assert state == "DONE", state
+        self.agent.release_xfer_handle(handle)
 
-        return {"nanos": timed(read)}
+    def read(self):
+        return {"nanos": timed(self.transfer)}
 
     def check(self):
         expected = painted(self.span).reshape(self.runs, -1)[:, : self.width]

@@ -100,7 +100,12 @@ impl Driver {
 
     /// Proves that what it read is what was painted.
     pub(super) async fn check(&mut self) -> anyhow::Result<()> {
-        let answer = self.order(&json!({"do": "check"})).await?;
+        self.check_by("check").await
+    }
+
+    /// The same, by an order of its own.
+    pub(super) async fn check_by(&mut self, order: &str) -> anyhow::Result<()> {
+        let answer = self.order(&json!({"do": order})).await?;
         ensure!(answer["exact"] == true, "other bytes were read");
         Ok(())
     }

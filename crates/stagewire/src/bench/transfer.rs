@@ -3,12 +3,12 @@
 //! The owner is another process. A copy begins when the reader, who has pinned the region, calls `pull`, and ends when the
 //! bytes count.
 
-mod apart;
+pub(super) mod apart;
 mod idle;
-mod local;
+pub(super) mod local;
 mod mooncake;
-mod network;
-mod nixl;
+pub(super) mod network;
+pub(super) mod nixl;
 pub(super) mod owner;
 mod raw;
 mod shape;

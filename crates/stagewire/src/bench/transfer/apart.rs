@@ -11,14 +11,14 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// The scheduler else puts sender and receiver now on one core and now on two, which changes a short exchange by a factor of
 /// three, for one way to do it and not for the other that is measured beside it.
 #[derive(Debug)]
-pub(super) struct Apart {
+pub(in crate::bench) struct Apart {
     owner: u32,
     before: CpuSet,
 }
 
 impl Apart {
     /// `None` where there is one core only.
-    pub(super) fn new(owner: u32) -> io::Result<Option<Self>> {
+    pub(in crate::bench) fn new(owner: u32) -> io::Result<Option<Self>> {
         let before = sched_getaffinity(None)?;
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| before.is_set(*core)).collect();
         let (theirs, ours) = cores.split_at(cores.len() / 2);

@@ -206,7 +206,7 @@ impl Bench<'_> {
 }
 
 /// Pins what the owner holds.
-pub(super) async fn pin(transport: Arc<dyn Transport>, held: &Held) -> anyhow::Result<Box<dyn Pinned>> {
+pub(in crate::bench) async fn pin(transport: Arc<dyn Transport>, held: &Held) -> anyhow::Result<Box<dyn Pinned>> {
     let remote = transport.connect(&held.peer, ConnectOptions::default()).await?;
     let region = held.region(transport.name()).map_err(anyhow::Error::msg)?;
     Ok(remote.pin(region, TransferOptions::default()).await?)

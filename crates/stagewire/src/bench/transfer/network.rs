@@ -67,7 +67,7 @@ fn case(what: &str, size: u64, shape: Shape) -> String {
 }
 
 /// Loopback, any port.
-pub(super) fn network_options(digest: bool) -> NetworkOptions {
+pub(in crate::bench) fn network_options(digest: bool) -> NetworkOptions {
     NetworkOptions {
         tcp: TcpOptions {
             digest,

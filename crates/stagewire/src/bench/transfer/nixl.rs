@@ -54,7 +54,7 @@ fn case(size: u64, shape: Shape) -> String {
 }
 
 /// The file of NIXL's C interface in the environment of this interpreter.
-fn library(python: &Path) -> Result<PathBuf, String> {
+pub(in crate::bench) fn library(python: &Path) -> Result<PathBuf, String> {
     let environment = python.parent().and_then(Path::parent).unwrap_or(python);
     let folders = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();

@@ -23,7 +23,7 @@ use crate::exit::{Exit, Fault};
 /// Where the owner's bytes lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Memory {
+pub(in crate::bench) enum Memory {
     /// In the shared arena.
     Arena,
     /// In memory of the owner's own, as a tensor of torch is.
@@ -49,7 +49,7 @@ enum Order {
 
 /// What the owner holds, and how it is read.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(in crate::bench) struct Held {
     pub(super) peer: Peer,
     regions: BTreeMap<String, Registered>,
     /// Where the bytes are in the owner's memory.
@@ -78,14 +78,14 @@ impl Held {
 
 /// The owning process, seen from the reader.
 #[derive(Debug)]
-pub(super) struct Owner {
+pub(in crate::bench) struct Owner {
     child: Child,
     orders: ChildStdin,
     answers: Lines<BufReader<ChildStdout>>,
 }
 
 impl Owner {
-    pub(super) fn spawn(dir: &Path) -> anyhow::Result<Self> {
+    pub(in crate::bench) fn spawn(dir: &Path) -> anyhow::Result<Self> {
         let mut child = Command::new("/proc/self/exe")
             .args(["bench-producer", "--bench", "transfer", "--dir"])
             .arg(dir)
@@ -102,19 +102,19 @@ impl Owner {
         })
     }
 
-    pub(super) async fn hold(&mut self, memory: Memory, span: u64, with: &[&str]) -> anyhow::Result<Held> {
+    pub(in crate::bench) async fn hold(&mut self, memory: Memory, span: u64, with: &[&str]) -> anyhow::Result<Held> {
         let with = with.iter().map(|&name| name.to_owned()).collect();
         let answer = self.order(&Order::Hold { memory, span, with }).await?;
         Ok(serde_json::from_str(&answer)?)
     }
 
     /// The inner error is why it does not work there.
-    pub(super) async fn nixl(&mut self, library: PathBuf) -> anyhow::Result<Result<(), String>> {
+    pub(in crate::bench) async fn nixl(&mut self, library: PathBuf) -> anyhow::Result<Result<(), String>> {
         let answer = self.order(&Order::Nixl { library }).await?;
         Ok(serde_json::from_str(&answer)?)
     }
 
-    pub(super) async fn release(&mut self) -> anyhow::Result<()> {
+    pub(in crate::bench) async fn release(&mut self) -> anyhow::Result<()> {
         self.order(&Order::Release).await.map(drop)
     }
 
@@ -126,11 +126,11 @@ impl Owner {
         answer.context("the owner has ended")
     }
 
-    pub(super) fn pid(&self) -> Option<u32> {
+    pub(in crate::bench) fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
-    pub(super) async fn end(mut self) -> anyhow::Result<()> {
+    pub(in crate::bench) async fn end(mut self) -> anyhow::Result<()> {
         drop(self.orders);
         let status = self.child.wait().await?;
         if !status.success() {
