@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 pub(crate) use plain::copy_plain;
 pub use plan::MAX_ROWS;
 pub(crate) use plan::{Piece, Plan, Shape, Written};
-pub(crate) use streaming::copy_streaming;
+pub(crate) use streaming::{copy_streaming, end_streaming};
 
 use crate::target::Claim;
 
@@ -73,6 +73,28 @@ unsafe impl Sync for Base {}
 struct Finish {
     claim: Claim,
     done: oneshot::Sender<Result<Claim, MoveError>>,
+}
+
+/// Copies pieces within this process. Nobody needs a fence after it.
+///
+/// # Safety
+/// Each piece must lie inside the memory at `src` and that at `dst`, which do not overlap, and nobody else may touch its
+/// destination.
+pub(crate) unsafe fn copy_pieces(pieces: &[Piece], src: NonNull<u8>, dst: NonNull<u8>, large: bool) {
+    for piece in pieces {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (src, dst) = (src.add(piece.src as usize), dst.add(piece.dst as usize));
+            if large {
+                copy_streaming(src.as_ptr(), dst.as_ptr(), piece.len as usize);
+            } else {
+                copy_plain(src.as_ptr(), dst.as_ptr(), piece.len as usize);
+            }
+        }
+    }
+    if large {
+        end_streaming();
+    }
 }
 
 /// Whether a plan is copied sooner on the thread that asks than handed over.

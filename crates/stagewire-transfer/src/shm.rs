@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stagewire_core::{Device, Peer, Record, RegionRef, TransportAddress};
 
-use crate::copy::{MoveError, Mover, Piece, Shape, copy_plain, copy_streaming};
+use crate::copy::{MoveError, Mover, Piece, Shape, copy_pieces};
 use crate::link::{Grip, Link};
 use crate::mapping::Keep;
 use crate::pull::pull;
@@ -187,18 +187,9 @@ unsafe impl Sync for OutOfMapping {}
 
 impl Mover for OutOfMapping {
     unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
-        for piece in pieces {
-            // SAFETY: the caller proved that the piece lies inside both. They do not overlap: nobody writes to a region
-            // that others may read, so no target is made of it.
-            unsafe {
-                let (src, dst) = (self.src.add(piece.src as usize), dst.add(piece.dst as usize));
-                if large {
-                    copy_streaming(src.as_ptr(), dst.as_ptr(), piece.len as usize);
-                } else {
-                    copy_plain(src.as_ptr(), dst.as_ptr(), piece.len as usize);
-                }
-            }
-        }
+        // SAFETY: the caller proved that the pieces lie inside both. They do not overlap: nobody writes to a region that
+        // others may read, so no target is made of it.
+        unsafe { copy_pieces(pieces, self.src, dst, large) };
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::slice;
 use stagewire_core::{Device, Record};
 
 use super::{Claim, Target};
-use crate::copy::{self, MoveError, Mover, Piece, Plan, Written, copy_plain, copy_streaming};
+use crate::copy::{self, MoveError, Mover, Piece, Plan, Written, copy_pieces};
 use crate::shm::SHAPE;
 use crate::{Memory, TargetError, TransferError};
 
@@ -119,19 +119,9 @@ struct OutOfMemory {
 
 impl Mover for OutOfMemory {
     unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
-        for piece in pieces {
-            // SAFETY: the caller proved that the piece lies inside both. They do not overlap: what is a target is shown as
-            // memory to nobody, and who made it of borrowed memory promised that nobody reads it now.
-            unsafe {
-                let src = self.source.as_ptr().add(piece.src as usize);
-                let dst = dst.add(piece.dst as usize);
-                if large {
-                    copy_streaming(src.as_ptr(), dst.as_ptr(), piece.len as usize);
-                } else {
-                    copy_plain(src.as_ptr(), dst.as_ptr(), piece.len as usize);
-                }
-            }
-        }
+        // SAFETY: the caller proved that the pieces lie inside both. They do not overlap: what is a target is shown as
+        // memory to nobody, and who made it of borrowed memory promised that nobody reads it now.
+        unsafe { copy_pieces(pieces, self.source.as_ptr(), dst, large) };
         Ok(())
     }
 
