@@ -34,3 +34,13 @@ def need_mooncake() -> None:
         if REQUIRED:
             pytest.fail(missing)
         pytest.skip(missing)
+
+
+def nixl() -> str:
+    """The file of NIXL's C interface, or a skip, or a failure where it is required."""
+    for found in FOLDER.glob("lib/python*/site-packages/.nixl_cu*.mesonpy.libs/libnixl_capi.so"):
+        return str(found)
+    missing = f"the wheel of NIXL is missing in {FOLDER}: run `make peers`"
+    if REQUIRED:
+        pytest.fail(missing)
+    pytest.skip(missing)

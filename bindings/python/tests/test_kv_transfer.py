@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import kv_peer
 import numpy as np
+import peers
 import pytest
 from kv_cache import FULL, PAGES, SWA, Cache, engine, table, tables
 from processes import wait_for
@@ -57,7 +58,7 @@ class Decode:
             cache.check(seed, tables(self.engine, seq_len, first), seq_len, **options)
 
 
-@pytest.mark.parametrize("transport", ["shm", "cma", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "cma", "tcp", "mooncake"])
 @pytest.mark.parametrize(("src_tp", "dst_tp"), [(2, 1), (1, 2), (4, 2), (2, 2), (1, 8), (8, 1)])
 def test_a_prompt_arrives_chunk_by_chunk(
     prefill: Remote, run_dir: Path, connector: kv.Connector, transport: str, src_tp: int, dst_tp: int
@@ -82,6 +83,28 @@ def test_a_prompt_arrives_chunk_by_chunk(
     assert sum(room.nbytes for room in rooms) == moved
     assert prefill(kv_peer.released, 7) == ["success"] * src_tp
     assert [made.stats() for made in decode.receivers] == [{"rooms": 0}] * dst_tp
+
+
+def _receive(run_dir: str, handles: list[bytes], tp_size: int, transport: str) -> list[str]:
+    """All of decode's side of room 7, in a process of its own."""
+    with kv.Connector("decode", run_dir=run_dir, transports=[transport]) as connector:
+        decode = Decode(connector, tp_size, handles)
+        rooms = decode.open(7)
+        assert all(room.wait(30) and room.wait_released(30) for room in rooms)
+        decode.check(1)
+        return [room.phase for room in rooms]
+
+
+@pytest.mark.parametrize(("src_tp", "dst_tp"), [(2, 1), (1, 2)])
+def test_a_prompt_arrives_over_nixl(run_dir: Path, monkeypatch: pytest.MonkeyPatch, src_tp: int, dst_tp: int) -> None:
+    """In two processes of their own, as its libraries change the one that loads them."""
+    monkeypatch.setenv("NIXL_CAPI_LIB", peers.nixl())
+    monkeypatch.setenv("NIXL_LOG_LEVEL", "ERROR")
+    with Remote() as prefill, Remote() as decode:
+        handles = prefill(kv_peer.start, str(run_dir), src_tp, ["nixl"])
+        prefill(kv_peer.serve, 7, seed=1, seq_len=SEQ_LEN, cuts=[10, 16], first=9)
+        assert decode(_receive, str(run_dir), handles, dst_tp, "nixl") == ["success"] * dst_tp
+        assert prefill(kv_peer.released, 7) == ["success"] * src_tp
 
 
 def test_what_decode_holds_is_not_sent_again(prefill: Remote, run_dir: Path, connector: kv.Connector) -> None:
