@@ -12,6 +12,7 @@ mod producer;
 mod quick;
 mod report;
 mod sched;
+mod server;
 mod stats;
 mod store;
 mod transfer;
@@ -38,6 +39,8 @@ pub(crate) enum Name {
     Store,
     /// The scheduler's core: events per second with 4,096 workers, from 1,000 to 1,000,000 jobs that wait
     Sched,
+    /// A server with 1,000 workers: jobs per second, dispatch latency, idle CPU
+    Server,
     /// Each transport beside memcpy, TCP and a bare copy of the same kind, 4 KiB to 1 GiB
     Transfer,
 }
@@ -60,6 +63,7 @@ pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Resul
         Name::Kv => kv::run(options).await,
         Name::Store => store::run(options, output).await,
         Name::Sched => sched::run(options).await,
+        Name::Server => server::run(options, output).await,
         Name::Transfer => transfer::run(options, output).await,
     }
 }
@@ -82,5 +86,6 @@ pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
         Name::Transfer => transfer::owner::serve(args.dir).await,
         Name::Kv => Err(Fault::usage("`stagewire bench kv` has the other process of `transfer`")),
         Name::Sched => Err(Fault::usage("`stagewire bench sched` has one process")),
+        Name::Server => Err(Fault::usage("`stagewire bench server` starts its server itself")),
     }
 }

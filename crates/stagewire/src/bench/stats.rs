@@ -25,6 +25,13 @@ impl Summary {
     }
 }
 
+/// Of at least one time.
+pub(crate) fn quantile_of(times: &[Duration], q: f64) -> Duration {
+    let mut seconds: Vec<f64> = times.iter().map(Duration::as_secs_f64).collect();
+    seconds.sort_by(f64::total_cmp);
+    Duration::from_secs_f64(quantile(&seconds, q))
+}
+
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "far fewer values than 2^52")]
     let place = q * (sorted.len() - 1) as f64;
@@ -100,6 +107,8 @@ mod tests {
             (summary.first_quartile, summary.median, summary.third_quartile),
             (1.75, 2.5, 3.25)
         );
+        let times = [4, 1, 3, 2, 5].map(Duration::from_secs);
+        assert_eq!(quantile_of(&times, 0.75), Duration::from_secs(4));
         let one = Summary::of([7.0]);
         assert_eq!((one.first_quartile, one.median, one.third_quartile), (7.0, 7.0, 7.0));
     }

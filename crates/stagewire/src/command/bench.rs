@@ -15,6 +15,7 @@ Examples:
   stagewire bench store
   stagewire bench kv
   stagewire bench sched
+  stagewire bench server
   stagewire bench transfer --quick
   stagewire bench transfer --only 'shm copy' --json transfer.json";
 
