@@ -30,12 +30,14 @@ pub enum Event {
     /// Nobody will ask for the ended job any more.
     JobForgotten { job: JobId },
     /// The attempt may run, in a batch of so many, on the worker and the other ranks of its group.
+    /// `nbytes` are set aside for its output.
     AttemptGranted {
         token: Token,
         stage: StageName,
         worker: Incarnation,
         batch: u32,
         ranks: Vec<Incarnation>,
+        nbytes: u64,
     },
     /// The attempt has published its output.
     Published { token: Token, payload: PayloadInfo },
@@ -101,12 +103,13 @@ pub enum Event {
     /// No worker gets offers any more, and no job is accepted.
     Draining,
     /// The attempt was offered, in a batch of so many. Its class pays the price, which is what the attempt is predicted to
-    /// take.
+    /// take; `nbytes` is what its output is.
     Offered {
         token: Token,
         stage: StageName,
         worker: Incarnation,
         price: Duration,
+        nbytes: u64,
         batch: u32,
     },
     /// The offer ended without a grant.

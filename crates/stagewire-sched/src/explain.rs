@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use stagewire_core::{Failure, Incarnation, Progress, StageName};
+use stagewire_core::{ByteCount, Failure, Incarnation, Progress, StageName};
 
 /// Why a stage of a job is not done yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +58,18 @@ pub enum WaitCause {
         others: usize,
         held: u32,
         limit: u32,
+    },
+    /// Bytes for its output and those of the stages further down: `needed` by the job that comes first, of `free` ones.
+    /// `reserved` are set aside for outputs that are being made, `held` are taken by those that are there, of `advertised`
+    /// ones. `ahead` and `others` as for a slot.
+    Bytes {
+        ahead: usize,
+        others: usize,
+        needed: ByteCount,
+        free: ByteCount,
+        reserved: ByteCount,
+        held: ByteCount,
+        advertised: ByteCount,
     },
     /// Nothing: it is offered at the next poll. `ahead` and `others` as for a slot.
     Dispatch { ahead: usize, others: usize },

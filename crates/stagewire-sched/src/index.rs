@@ -33,6 +33,10 @@ pub(crate) struct Index {
     pub(crate) ended: BTreeSet<(Timestamp, JobId)>,
     /// Workers with payloads that are not published yet.
     pub(crate) unclaimed: BTreeSet<Incarnation>,
+    /// Bytes that are set aside for outputs that are being made.
+    pub(crate) reserved_bytes: u64,
+    /// Bytes of live payloads.
+    pub(crate) held_bytes: u64,
 }
 
 /// What the index holds of one stage of a job; by default nothing.
@@ -45,6 +49,8 @@ pub(crate) struct StageMark {
     deadline: Option<(Timestamp, Due)>,
     payload: Option<(PayloadId, Holder, u64)>,
     credit: bool,
+    /// Bytes that are set aside for its output.
+    reserved: u64,
     /// Its phase, unless the job has ended.
     phase: Option<usize>,
 }
@@ -122,7 +128,11 @@ impl JobMark {
                 Phase::Blocked { .. } | Phase::Done { .. } => (None, job.retry_at(stage).map(|at| (at, Due::Retry))),
             };
             let live = run.output.live();
-            let making = matches!(run.phase, Phase::Offered(_) | Phase::Running(_));
+            let making = match &run.phase {
+                Phase::Offered(offer) => Some(offer.nbytes),
+                Phase::Running(attempt) => Some(attempt.nbytes),
+                Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => None,
+            };
             StageMark {
                 queued,
                 begun: begun && queued.is_some(),
@@ -131,7 +141,8 @@ impl JobMark {
                     .zip(run.output.holder())
                     .map(|(payload, holder)| (payload.id, holder, payload.nbytes.0)),
                 phase: (!ended).then(|| run.phase.position()),
-                credit: (making || live.is_some()) && !topology.consumers(stage).is_empty(),
+                credit: (making.is_some() || live.is_some()) && !topology.consumers(stage).is_empty(),
+                reserved: making.filter(|_| live.is_none()).unwrap_or_default(),
             }
         };
         stages.clear();
@@ -180,6 +191,8 @@ impl Index {
             states: JobTally::default(),
             ended: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
+            reserved_bytes: 0,
+            held_bytes: 0,
         }
     }
 
@@ -244,6 +257,8 @@ impl Index {
         }
         queue.held += u32::from(new.credit);
         queue.held -= u32::from(old.credit);
+        self.reserved_bytes += new.reserved;
+        self.reserved_bytes -= old.reserved;
         if old.deadline != new.deadline {
             if let Some((deadline, due)) = old.deadline {
                 self.timers.clear(Some(deadline), due.timer(job.job, stage));
@@ -256,12 +271,14 @@ impl Index {
             if let Some((payload, holder, nbytes)) = old.payload {
                 queue.tally.payloads -= 1;
                 queue.tally.payload_bytes -= nbytes;
+                self.held_bytes -= nbytes;
                 self.payloads.remove(&payload);
                 self.held_by.remove(&(holder, payload));
             }
             if let Some((payload, holder, nbytes)) = new.payload {
                 queue.tally.payloads += 1;
                 queue.tally.payload_bytes += nbytes;
+                self.held_bytes += nbytes;
                 self.payloads.insert(payload, (job.job, stage));
                 self.held_by.insert((holder, payload));
             }

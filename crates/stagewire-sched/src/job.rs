@@ -164,6 +164,8 @@ pub struct Offering {
     pub price: Duration,
     /// Attempts that were offered together, this one included.
     pub batch: u32,
+    /// Bytes that are set aside for its output, until that is published.
+    pub nbytes: u64,
     pub(crate) inputs: Vec<PayloadId>,
 }
 
@@ -190,6 +192,8 @@ pub struct Running {
     pub batch: u32,
     /// The other ranks of its worker's group, which run it as well.
     pub ranks: Vec<Incarnation>,
+    /// Bytes that are set aside for its output, until that is published.
+    pub nbytes: u64,
     pub(crate) inputs: Vec<PayloadId>,
 }
 

@@ -93,6 +93,7 @@ mod share;
 mod tally;
 mod timers;
 mod topology;
+mod volume;
 mod worker;
 
 pub use backoff::Backoff;
@@ -106,7 +107,7 @@ pub use input::{
 pub use job::{Job, JobState, Losses, Offering, Outcome, Output, Phase, Running, StageRun};
 pub use limits::Limits;
 pub use refusal::Refusal;
-pub use sched::{RestoreError, Sched, Snapshot};
+pub use sched::{ByteCredit, RestoreError, Sched, Snapshot};
 pub use tally::{JobTally, StageTally};
 pub use topology::{ClassSpec, EdgeSpec, Flow, OutputSpec, StageKind, StageSpec, Topology, TopologyError};
 pub use worker::{LinkState, Slot, Worker};

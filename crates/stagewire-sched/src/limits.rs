@@ -22,6 +22,9 @@ pub struct Limits {
     pub max_queued: usize,
     /// Bytes of the parameters of jobs that have not ended, at most: they are kept in memory.
     pub max_queued_bytes: ByteCount,
+    /// Bytes that outputs may take that are made or held, wherever they are; `None` is no bound. It is what the store has
+    /// room for, so that each of them can go there.
+    pub payload_bytes: Option<ByteCount>,
     /// Jobs that have ended and are remembered, at most; the one that ended first is forgotten first.
     pub max_ended: usize,
     /// Slots that one worker may advertise, at most.
@@ -57,6 +60,7 @@ impl Default for Limits {
             stop: Duration::from_secs(60),
             max_queued: 10_000,
             max_queued_bytes: ByteCount(256 << 20),
+            payload_bytes: None,
             max_ended: 10_000,
             max_slots: 1024,
             max_killed_workers: 3,

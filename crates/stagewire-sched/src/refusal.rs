@@ -46,6 +46,15 @@ pub enum Refusal {
         names(.skip)
     )]
     NothingToDo { skip: Vec<StageName> },
+    #[error(
+        "outputs of stage {stage} have had at least {nbytes} for parameters like these, and all outputs together may \
+         take {limit}; ask for something smaller, or raise \"store-bytes\" in [server]"
+    )]
+    PayloadBytes {
+        stage: StageName,
+        nbytes: ByteCount,
+        limit: ByteCount,
+    },
     #[error("the server is draining and takes no new jobs; try again once it has restarted")]
     Draining,
     #[error("job {job} has already {state}")]
@@ -162,6 +171,7 @@ impl Classify for Refusal {
             Self::UnknownClass { .. }
             | Self::NothingToDo { .. }
             | Self::QueueDeadline { .. }
+            | Self::PayloadBytes { .. }
             | Self::Slots { .. }
             | Self::Batch { .. }
             | Self::Member { .. }
@@ -180,6 +190,7 @@ impl Classify for Refusal {
             Self::QueueFull { .. } | Self::QueueBytes { .. } => "queue.full",
             Self::UnknownClass { .. } => "class.unknown",
             Self::QueueDeadline { .. } => "job.deadline",
+            Self::PayloadBytes { .. } => "credit.payload_bytes",
             Self::Draining => "server.draining",
             Self::JobEnded { .. } => "job.ended",
             Self::UnknownStage { .. } | Self::UnknownSkip { .. } | Self::NoStage { .. } => "stage.unknown",
@@ -218,6 +229,11 @@ impl Classify for Refusal {
                 ("deadline", format!("{deadline:?}")),
                 ("least", format!("{least:?}")),
                 ("most", format!("{most:?}")),
+            ],
+            Self::PayloadBytes { stage, nbytes, limit } => vec![
+                ("stage", stage.to_string()),
+                ("nbytes", nbytes.0.to_string()),
+                ("limit_bytes", limit.0.to_string()),
             ],
             Self::Draining => vec![],
             Self::JobEnded { job, state } => vec![("job", job.to_string()), ("state", (*state).to_owned())],

@@ -2,6 +2,7 @@ mod apply;
 mod attach;
 mod attempt;
 mod batch;
+mod bytes;
 mod cancel;
 mod check;
 mod drain;
@@ -26,11 +27,13 @@ use crate::estimate::Estimate;
 use crate::index::{Index, Spare};
 use crate::share::Shares;
 use crate::topology::StageIndex;
+use crate::volume::Volume;
 use crate::{
     Counters, Decision, Event, Holder, Input, Job, JobTally, Limits, Output, PayloadInfo, Refusal, StageTally,
     Topology, Worker,
 };
 
+pub use bytes::ByteCredit;
 pub use snapshot::{RestoreError, Snapshot};
 
 /// The scheduler of one pipeline.
@@ -59,6 +62,8 @@ pub struct Sched {
     spare: Spare,
     /// How long attempts take, by stage.
     estimates: Vec<Estimate>,
+    /// How large outputs are, by stage.
+    volumes: Vec<Volume>,
     /// Who is next, by stage.
     shares: Vec<Shares>,
     counters: Counters,
@@ -72,6 +77,7 @@ impl Sched {
             index: Index::new(&topology),
             spare: Spare::default(),
             estimates: vec![Estimate::default(); topology.stages().len()],
+            volumes: vec![Volume::default(); topology.stages().len()],
             shares: vec![Shares::new(topology.classes().len()); topology.stages().len()],
             topology,
             limits,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use stagewire_core::{Chunking, StageName, TransferMode};
+use stagewire_core::{ByteCount, Chunking, StageName, TransferMode};
 
 pub(crate) use class::ClassIndex;
 pub use class::ClassSpec;
@@ -34,6 +34,9 @@ pub struct StageSpec {
     /// Payloads of this stage that may be held at once, those being made included. At this bound the stage is not
     /// dispatched. Of no effect for a last stage.
     pub max_held: u32,
+    /// What the first output of a shape is taken to have, at most. `None` goes by what the stage has made before, or by a
+    /// share of [`Limits::payload_bytes`](crate::Limits::payload_bytes). Of no effect for a last stage.
+    pub max_payload: Option<ByteCount>,
     /// A running attempt that reports no progress for so long is lost.
     pub no_progress: Duration,
     /// Failures of this stage, losses not counted, after which the job fails.
@@ -49,6 +52,7 @@ impl StageSpec {
             name,
             kind: StageKind::WorkQueue,
             max_held: 16,
+            max_payload: None,
             no_progress: Duration::from_secs(300),
             max_attempts: 1,
             backoff: Backoff::default(),
@@ -137,6 +141,8 @@ pub struct Topology {
     inputs: Vec<Vec<Link>>,
     consumers: Vec<Vec<StageIndex>>,
     upstream_first: Vec<StageIndex>,
+    /// All that consume from a stage, or from one of those.
+    below: Vec<Vec<StageIndex>>,
     has_admission: bool,
     has_joins: bool,
     classes: Vec<ClassSpec>,
@@ -189,6 +195,7 @@ impl Topology {
         let upstream_first = order::upstream_first(&stages, &inputs, &consumers)?;
         order::connected(&stages, &inputs, &consumers)?;
         order::agreeing(&stages, &edges)?;
+        let below = order::below(&upstream_first, &consumers);
         Ok(Self {
             has_admission: stages.iter().any(|stage| stage.kind == StageKind::Admission),
             has_joins: inputs.iter().any(|inputs| inputs.len() > 1),
@@ -197,6 +204,7 @@ impl Topology {
             index,
             inputs,
             consumers,
+            below,
             upstream_first,
             classes: ClassSpec::defaults(),
         })
@@ -274,6 +282,21 @@ impl Topology {
     /// Every stage after all the stages that it consumes from.
     pub(crate) fn upstream_first(&self) -> &[StageIndex] {
         &self.upstream_first
+    }
+
+    /// All stages that consume from this one, or from one of those.
+    pub(crate) fn below(&self, stage: StageIndex) -> &[StageIndex] {
+        &self.below[stage.get()]
+    }
+
+    /// What an output of this stage and one of each stage further down have together, where the stages say so.
+    pub fn max_payloads(&self, name: &StageName) -> ByteCount {
+        let own = self.find(name).into_iter();
+        let all = own.flat_map(|stage| std::iter::once(stage).chain(self.below(stage).iter().copied()));
+        let publish = all.filter(|stage| !self.consumers(*stage).is_empty());
+        ByteCount(publish.fold(0, |sum, stage| {
+            sum.saturating_add(self.spec(stage).max_payload.map_or(0, |most| most.0))
+        }))
     }
 
     /// Whether some stage is of kind admission.

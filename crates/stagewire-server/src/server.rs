@@ -123,10 +123,14 @@ impl Server {
             .map_err(|source| StartError::Listen { address, source })?;
 
         let ServerSettings {
-            max_body, max_queued, ..
+            max_body,
+            max_queued,
+            store_bytes,
+            ..
         } = options.config.server;
         let limits = Limits {
             max_queued: usize::try_from(max_queued).unwrap_or(usize::MAX),
+            payload_bytes: options.limits.payload_bytes.or(Some(store_bytes)),
             ..options.limits
         };
         let topology = options.config.topology.clone();

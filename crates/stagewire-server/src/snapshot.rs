@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stagewire_core::{Incarnation, Member, StageName, Timestamp};
-use stagewire_sched::{Counters, JobState, LinkState, Phase, Sched, Slot, StageKind, StageSpec, Worker};
+use stagewire_sched::{ByteCredit, Counters, JobState, LinkState, Phase, Sched, Slot, StageKind, StageSpec, Worker};
 
 /// One worker.
 #[derive(Debug, Clone)]
@@ -99,6 +99,7 @@ impl StageSnapshot {
 pub(crate) struct Snapshot {
     pub(crate) at: Timestamp,
     pub(crate) paused: bool,
+    pub(crate) bytes: Option<ByteCredit>,
     pub(crate) jobs: BTreeMap<&'static str, u64>,
     pub(crate) stages: Vec<StageSnapshot>,
     pub(crate) counters: Counters,
@@ -163,6 +164,7 @@ impl Snapshot {
         Self {
             at: now,
             paused: sched.is_paused(),
+            bytes: sched.byte_credit(),
             jobs,
             stages,
             counters: sched.counters(),

@@ -169,12 +169,13 @@ impl Job {
             stage,
             worker,
             price,
+            nbytes,
             batch,
         } = event
         else {
             return None;
         };
-        let (token, worker, price, batch) = (*token, *worker, *price, *batch);
+        let (token, worker, price, nbytes, batch) = (*token, *worker, *price, *nbytes, *batch);
         let stage = topology.find(stage)?;
         let Phase::Queued { since, again } = self.stages[stage.get()].phase else {
             return None;
@@ -191,6 +192,7 @@ impl Job {
             again,
             price,
             batch,
+            nbytes,
             inputs,
         });
         self.count_attempt(token);
@@ -214,11 +216,12 @@ impl Job {
             worker,
             batch,
             ranks,
+            nbytes,
         } = event
         else {
             return None;
         };
-        let (token, worker, batch) = (*token, *worker, *batch);
+        let (token, worker, batch, nbytes) = (*token, *worker, *batch, *nbytes);
         let stage = topology.find(stage)?;
         let (inputs, price) = match &self.stages[stage.get()].phase {
             Phase::Offered(offer) if offer.token == token && offer.worker == worker => {
@@ -241,6 +244,7 @@ impl Job {
             price,
             batch,
             ranks: ranks.clone(),
+            nbytes,
             inputs,
         });
         self.count_attempt(token);

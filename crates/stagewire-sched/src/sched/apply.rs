@@ -123,12 +123,13 @@ impl Sched {
             }
             Event::Published { token, payload } => {
                 let fits = !self.index.payloads.contains_key(&payload.id) && self.change_job(at, token.job, event);
-                // Nearly always there is none.
-                if fits
-                    && !self.index.unclaimed.is_empty()
-                    && let Some(worker) = self.worker_of(*token)
-                {
-                    self.update_worker(worker, |worker| _ = worker.unclaimed.remove(&payload.id));
+                if fits && let Some((job, stage)) = self.find(*token) {
+                    let (shape, worker) = (job.terms.shape, job.run(stage).phase.worker());
+                    self.volumes[stage.get()].learn(shape, payload.nbytes.0);
+                    // Nearly always there is none.
+                    if let Some(worker) = worker.filter(|_| !self.index.unclaimed.is_empty()) {
+                        self.update_worker(worker, |worker| _ = worker.unclaimed.remove(&payload.id));
+                    }
                 }
                 fits
             }

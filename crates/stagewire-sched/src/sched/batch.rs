@@ -20,7 +20,8 @@ impl Sched {
     /// each class in its order.
     pub(super) fn companions(&self, stage: StageIndex, first: &Rank, worker: Incarnation) -> Vec<Rank> {
         let most = self.workers.get(&worker).map_or(1, Worker::max_batch) as usize;
-        let places = most.min(self.credits(stage)).saturating_sub(1);
+        let room = self.credits(stage).min(self.byte_places(stage, first.shape));
+        let places = most.min(room).saturating_sub(1);
         let Some(own) = self.jobs.get(&first.job).map(|job| job.class).filter(|_| places > 0) else {
             return Vec::new();
         };

@@ -17,6 +17,16 @@ impl Sched {
         for worker in self.workers.values() {
             self.check_worker(worker)?;
         }
+        if let Some(credit) = self.byte_credit() {
+            let sum = |parts: [stagewire_core::ByteCount; 2]| parts.iter().map(|part| u128::from(part.0)).sum::<u128>();
+            let there = sum([credit.advertised, credit.over]);
+            let used = sum([credit.free, credit.reserved]) + u128::from(credit.held.0);
+            if used != there || (credit.free.0 > 0 && credit.over.0 > 0) {
+                return Err(format!(
+                    "free + reserved + held bytes are not those advertised: {credit:?}"
+                ));
+            }
+        }
         self.check_index()
     }
 

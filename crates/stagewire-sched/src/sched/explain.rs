@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use stagewire_core::{JobId, StageName, Timestamp};
+use stagewire_core::{ByteCount, JobId, StageName, Timestamp};
 
 use super::Sched;
 use crate::job::{Job, JobState, Phase};
@@ -100,6 +100,20 @@ impl Sched {
                 others,
                 held: queue.held,
                 limit: self.topology.spec(stage).max_held,
+            };
+        }
+        if let Some((first, ..)) = self.turn(stage)
+            && let Some(credit) = self.byte_credit()
+            && !self.has_bytes(stage, &first)
+        {
+            return WaitCause::Bytes {
+                ahead,
+                others,
+                needed: ByteCount(self.bytes_needed(stage, first.shape)),
+                free: credit.free,
+                reserved: credit.reserved,
+                held: credit.held,
+                advertised: credit.advertised,
             };
         }
         if !queue.free.is_empty() {

@@ -36,6 +36,7 @@ impl Sched {
                 stage: self.topology.name(stage).clone(),
                 worker,
                 price: self.estimates[stage.get()].predict(rank.shape),
+                nbytes: self.predict_bytes(stage, rank.shape),
                 batch,
             };
             plan.begin(token, stage, worker, event);
@@ -45,10 +46,15 @@ impl Sched {
 
     /// The job that the stage takes next, if it may take one.
     fn next_job(&self, stage: StageIndex) -> Option<Rank> {
-        if self.has_credit(stage) {
-            self.turn(stage).map(|(rank, ..)| rank)
+        if !self.has_credit(stage) {
+            return self.stuck_job(stage).filter(|_| self.topology.has_joins());
+        }
+        let (rank, ..) = self.turn(stage)?;
+        if self.has_bytes(stage, &rank) {
+            Some(rank)
         } else {
-            self.stuck_job(stage)
+            // What is held drains as long as anything runs.
+            self.stuck_job(stage).filter(|_| self.is_idle())
         }
     }
 
@@ -83,16 +89,19 @@ impl Sched {
         self.topology.spec(stage).max_held.saturating_sub(held) as usize
     }
 
+    /// Whether nothing is offered and nothing runs, in any stage.
+    fn is_idle(&self) -> bool {
+        self.index.queues.iter().all(|queue| queue.tally.at_work() == 0)
+    }
+
     /// The oldest job, where it waits for nothing but a credit of this stage.
     ///
     /// Where paths join, jobs could wait for each other's credits for ever: one holds a payload on the left path and waits
     /// for the right one, another the other way round. So the oldest job needs none once nothing of it runs. With it going
     /// on to its end, the next one becomes the oldest, and so on. The price is one payload above the bound. Without joins
-    /// the bound is strict: every held payload then waits for stages further down only.
+    /// the bound of payloads is strict: every held one then waits for stages further down only. That of bytes is not where
+    /// outputs turn out larger than any before.
     fn stuck_job(&self, stage: StageIndex) -> Option<Rank> {
-        if !self.topology.has_joins() {
-            return None;
-        }
         let (_, job) = *self.index.active.first()?;
         let job = self.jobs.get(&job)?;
         let idle = job.stages.iter().all(|run| run.phase.worker().is_none());
@@ -144,6 +153,7 @@ impl Sched {
                     stage: self.topology.name(stage).clone(),
                     worker,
                     batch: offer.batch,
+                    nbytes: offer.nbytes,
                     ranks: ranks.clone(),
                 };
                 plan.effect(Effect::Grant { worker, token });

@@ -6,6 +6,7 @@ use stagewire_core::{Classify, Epoch, ErrorClass, JobId, StageName, Timestamp};
 use super::Sched;
 use crate::estimate::Estimate;
 use crate::job::{FIRST_ATTEMPT, Job, Phase};
+use crate::volume::Volume;
 use crate::worker::Slot;
 use crate::{Holder, Limits, Topology};
 
@@ -20,6 +21,8 @@ pub struct Snapshot {
     jobs: Vec<Job>,
     /// How long attempts take, by stage.
     estimates: BTreeMap<StageName, Estimate>,
+    /// How large outputs are, by stage.
+    volumes: BTreeMap<StageName, Volume>,
 }
 
 /// Why a snapshot cannot be restored.
@@ -59,10 +62,8 @@ impl Sched {
             next_number: self.next_number,
             paused: self.paused,
             jobs: self.jobs.values().map(Self::durable).collect(),
-            estimates: {
-                let stages = self.topology.stages().iter().map(|spec| spec.name.clone());
-                stages.zip(self.estimates.iter().cloned()).collect()
-            },
+            estimates: self.by_name(&self.estimates),
+            volumes: self.by_name(&self.volumes),
         }
     }
 
@@ -77,6 +78,11 @@ impl Sched {
         for (stage, estimate) in snapshot.estimates {
             if let Some(stage) = sched.topology.find(&stage) {
                 sched.estimates[stage.get()] = estimate;
+            }
+        }
+        for (stage, volume) in snapshot.volumes {
+            if let Some(stage) = sched.topology.find(&stage) {
+                sched.volumes[stage.get()] = volume;
             }
         }
         for job in snapshot.jobs {
@@ -105,6 +111,11 @@ impl Sched {
         }
         sched.next_number = sched.next_number.max(snapshot.next_number);
         Ok(sched)
+    }
+
+    fn by_name<T: Clone>(&self, of_stages: &[T]) -> BTreeMap<StageName, T> {
+        let stages = self.topology.stages().iter().map(|spec| spec.name.clone());
+        stages.zip(of_stages.iter().cloned()).collect()
     }
 
     /// The job as a replay would leave it.

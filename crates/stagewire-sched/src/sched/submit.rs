@@ -59,6 +59,7 @@ impl Sched {
         if queued.0.saturating_add(nbytes.0) > limit.0 {
             return Err(Refusal::QueueBytes { nbytes, queued, limit });
         }
+        self.check_bytes(urgency.shape)?;
         let terms = self.terms(urgency)?;
         let mut plan = Plan::new(self, now);
         let new = Job::new(

@@ -132,3 +132,18 @@ pub(super) fn agreeing(stages: &[StageSpec], edges: &[EdgeSpec]) -> Result<(), T
     }
     Ok(())
 }
+
+/// Of each stage all that consume from it, or from one of those, in the order of their positions.
+pub(super) fn below(upstream_first: &[StageIndex], consumers: &[Vec<StageIndex>]) -> Vec<Vec<StageIndex>> {
+    let mut below = vec![Vec::new(); consumers.len()];
+    for stage in upstream_first.iter().rev() {
+        let mut all: Vec<StageIndex> = consumers[stage.get()].clone();
+        for consumer in &consumers[stage.get()] {
+            all.extend(below[consumer.get()].iter().copied());
+        }
+        all.sort_unstable();
+        all.dedup();
+        below[stage.get()] = all;
+    }
+    below
+}

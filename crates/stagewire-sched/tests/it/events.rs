@@ -41,6 +41,7 @@ fn events(world: &mut World) -> Vec<Event> {
             stage: stage.clone(),
             worker,
             batch: 1,
+            nbytes: 1,
             ranks: vec![Incarnation(world.id())],
         },
         Event::Published {
@@ -106,6 +107,7 @@ fn events(world: &mut World) -> Vec<Event> {
             token,
             stage,
             worker,
+            nbytes: 1,
             price: Duration::from_secs(1),
             batch: 2,
         },

@@ -3,6 +3,7 @@
 mod world;
 
 mod batches;
+mod bytes;
 mod cancel;
 mod classes;
 mod credits;

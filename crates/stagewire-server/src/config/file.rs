@@ -76,6 +76,7 @@ pub(super) struct Stage {
     pub(super) world: Spanned<u32>,
     #[serde(default = "sixteen")]
     pub(super) max_held: Spanned<u32>,
+    pub(super) max_payload: Option<Spanned<ByteCount>>,
     #[serde(default = "five_minutes")]
     pub(super) no_progress: Span,
     #[serde(default = "one")]

@@ -192,6 +192,9 @@ impl Params {
         let values: Map<String, Value> = shape
             .filter_map(|(name, _)| Some((name.clone(), given.get(name)?.clone())))
             .collect();
+        if values.is_empty() {
+            return 0;
+        }
         xxh3_64(Value::Object(values).to_string().as_bytes())
     }
 

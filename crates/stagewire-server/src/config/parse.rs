@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use stagewire_core::{Chunking, StageName};
+use stagewire_core::{ByteCount, Chunking, StageName};
 use stagewire_sched::{Backoff, ClassSpec, EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
 use toml::Spanned;
 
@@ -121,6 +121,8 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
     let (stages, spans) = stages(&source, file.stage)?;
     let edges = edges(&source, file.edge, &stages)?;
     let topology = classes(&source, topology(&source, (&stages, &spans), edges)?, file.class)?;
+    let server = server::read(&source, file.server)?;
+    payloads_fit(&source, &topology, (&stages, &spans), server.store_bytes)?;
     Ok(Config {
         path: path.to_owned(),
         pipeline: Pipeline {
@@ -131,8 +133,31 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         },
         stages,
         topology,
-        server: server::read(&source, file.server)?,
+        server,
     })
+}
+
+/// A stage that could never run, as its output and those of the stages after it have no room together, is refused now.
+fn payloads_fit(
+    source: &Source<'_>,
+    topology: &Topology,
+    (stages, spans): (&[Stage], &[Range<usize>]),
+    all: ByteCount,
+) -> Result<(), ConfigError> {
+    for (stage, span) in stages.iter().zip(spans) {
+        let needed = topology.max_payloads(&stage.name);
+        if needed > all {
+            return Err(source.error(
+                span,
+                format!(
+                    "\"max-payload\" of stage {} and of those after it are {needed} together, and \"store-bytes\" in \
+                     [server] is {all}: no job could ever run; lower them, or raise \"store-bytes\"",
+                    stage.name
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The error for a module that is not there, at the line that names it.
@@ -178,6 +203,7 @@ fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Spanned
             max_batch: max_batch(source, &stage)?,
             world: world(source, &stage)?,
             max_held: at_least_one(source, "max-held", &stage.max_held)?,
+            max_payload: stage.max_payload.as_ref().map(|most| *most.get_ref()),
             no_progress: stage.no_progress.0,
             max_attempts: at_least_one(source, "max-attempts", &stage.max_attempts)?,
             backoff: backoff(source, stage.backoff, stage.max_backoff)?,
@@ -307,6 +333,7 @@ fn topology(
         name: stage.name.clone(),
         kind: stage.kind,
         max_held: stage.max_held,
+        max_payload: stage.max_payload,
         no_progress: stage.no_progress,
         max_attempts: stage.max_attempts,
         backoff: stage.backoff,

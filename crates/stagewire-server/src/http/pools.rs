@@ -16,6 +16,13 @@ pub(super) async fn show(State(app): Shared) -> Result<Json<Value>, ApiError> {
     Ok(Json(json!({
         "at_ns": snapshot.at,
         "paused": snapshot.paused,
+        "bytes": snapshot.bytes.map(|bytes| json!({
+            "advertised": bytes.advertised,
+            "free": bytes.free,
+            "reserved": bytes.reserved,
+            "held": bytes.held,
+            "over": bytes.over,
+        })),
         "stages": snapshot.stages.iter().map(|pool| stage(&app, snapshot.at, pool)).collect::<Vec<_>>(),
     })))
 }

@@ -109,6 +109,26 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
             ),
             json!({"ahead": before, "rank": before + 1, "others": others, "held": held, "limit": limit}),
         ),
+        WaitCause::Bytes {
+            ahead: before,
+            others,
+            needed,
+            free,
+            reserved,
+            held,
+            advertised,
+        } => (
+            "bytes",
+            format!(
+                "waits until outputs are consumed: {needed} are needed for this stage and those after it, and of \
+                 {advertised} {free} are free; {}",
+                ahead(*before, *others)
+            ),
+            json!({
+                "ahead": before, "rank": before + 1, "others": others, "needed_bytes": needed, "free_bytes": free,
+                "reserved_bytes": reserved, "held_bytes": held, "advertised_bytes": advertised,
+            }),
+        ),
         WaitCause::Dispatch { ahead: before, others } => (
             "dispatch",
             ahead(*before, *others),

@@ -72,7 +72,7 @@ fn error(from: &str, to: &str) -> String {
 
 #[test]
 fn typos_name_file_line_key_and_the_nearest_valid_one() {
-    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-batch, world, max-held, no-progress, max-attempts, backoff, max-backoff, threads, skip-if"#);
+    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-batch, world, max-held, max-payload, no-progress, max-attempts, backoff, max-backoff, threads, skip-if"#);
     insta::assert_snapshot!(error("[server]", "[sever]"), @r#"stagewire.toml:33: unknown key "sever" in this file; did you mean "server"? Valid here: pipeline, class, stage, edge, server"#);
     insta::assert_snapshot!(error("chunk-dim", "chunk_dim"), @r#"stagewire.toml:31: unknown key "chunk_dim" in [[edge]]; did you mean "chunk-dim"? Valid here: from, to, handover, chunks, chunk-dim, mode"#);
     insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max, shape"#);
@@ -110,6 +110,8 @@ fn wrong_values_say_what_to_write() {
     insta::assert_snapshot!(error("slots = 2", "slots = 2\nmax-batch = 2"), @r#"stagewire.toml:22: "max-batch" is for stages of kind work-queue with one slot; start more workers instead of slots"#);
     insta::assert_snapshot!(error("kind = \"admission\"", "kind = \"admission\"\nmax-batch = 2"), @r#"stagewire.toml:18: "max-batch" is for stages of kind work-queue with one slot; start more workers instead of slots"#);
     insta::assert_snapshot!(error("slots = 2", "world = 2"), @r#"stagewire.toml:21: "world" is for stages of kind admission with one slot: its processes run one attempt together"#);
+    insta::assert_snapshot!(error("slots = 2", "max-payload = \"huge\""), @r#"stagewire.toml:21: "max-payload" in [[stage]]: "huge" is not a number of bytes; write for instance "256MiB" or 268435456"#);
+    insta::assert_snapshot!(error("kind = \"admission\"", "kind = \"admission\"\nmax-payload = \"2GiB\""), @r#"stagewire.toml:14: "max-payload" of stage encode and of those after it are 2.0 GiB together, and "store-bytes" in [server] is 1.5 GiB: no job could ever run; lower them, or raise "store-bytes""#);
     insta::assert_snapshot!(error("slots = 2", "slots = -2"), @r#"stagewire.toml:21: "slots" in [[stage]]: invalid value: integer "-2", expected a whole number from 0 to 4294967295"#);
     insta::assert_snapshot!(error("\"5m\"", "\"five minutes\""), @r#"stagewire.toml:18: "no-progress" in [[stage]]: "five minutes" is not a span of time; write for instance "300s", "5m" or "250ms""#);
     insta::assert_snapshot!(error("\"1.5GiB\"", "\"1.5 gigs\""), @r#"stagewire.toml:35: "store-bytes" in [server]: "1.5 gigs" is not a number of bytes; write for instance "256MiB" or 268435456"#);

@@ -163,3 +163,63 @@ async fn a_drain_that_makes_no_sense_is_refused() {
     workers.close().await;
     api.stop().await;
 }
+
+/// Nobody decodes at first: what is resident stays under the credits at every look, it is denoise that waits, and everything
+/// ends once somebody decodes.
+#[tokio::test(flavor = "multi_thread")]
+async fn denoise_waits_for_bytes_where_nobody_decodes() {
+    const CREDITS: u64 = 4096;
+    let mut site = Site::new();
+    site.config = site
+        .config
+        .replace("store-bytes = \"16MiB\"", "store-bytes = \"4KiB\"")
+        .replace("name = \"encode\"", "name = \"encode\"\nmax-payload = \"16B\"")
+        .replace("kind = \"admission\"", "kind = \"admission\"\nmax-payload = \"1200B\"");
+    let api = site.start().await;
+    let mut workers = Workers::none();
+    workers.add(&site.run_dir(), "encode", "encode-0", 2).await;
+    workers.add(&site.run_dir(), "denoise", "denoise-0", 4).await;
+    let mut jobs = Vec::new();
+    for _ in 0..8 {
+        jobs.push(api.submit("a red cat").await);
+    }
+    let look = || async {
+        let (_, pools) = api.get("/v1/pools").await;
+        let bytes = |name: &str| pools["bytes"][name].as_u64().unwrap();
+        assert!(bytes("held") + bytes("reserved") <= CREDITS, "{pools}");
+        assert_eq!(
+            (bytes("over"), bytes("free") + bytes("reserved") + bytes("held")),
+            (0, CREDITS)
+        );
+        pools
+    };
+    until("denoise to wait for bytes", || async {
+        look().await;
+        let mut causes = Vec::new();
+        for job in &jobs {
+            let (_, shown) = api.get(&format!("/v1/jobs/{job}")).await;
+            causes.extend(
+                shown["waiting"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|waits| waits["cause"].clone()),
+            );
+        }
+        let (_, stats) = api.get("/v1/stats").await;
+        let made = stage(&stats, "denoise")["payloads"] == 3;
+        (made && causes.contains(&json!("bytes"))).then_some(())
+    })
+    .await;
+    workers.add(&site.run_dir(), "decode", "decode-0", 1).await;
+    for job in &jobs {
+        until("the job to end", || async {
+            look().await;
+            let (_, shown) = api.get(&format!("/v1/jobs/{job}")).await;
+            (shown["state"] == "succeeded").then_some(())
+        })
+        .await;
+    }
+    workers.close().await;
+    api.stop().await;
+}

@@ -39,6 +39,10 @@ impl Workers {
         all
     }
 
+    pub(crate) const fn none() -> Self {
+        Self { workers: Vec::new() }
+    }
+
     /// One more worker of a stage.
     pub(crate) async fn add(&mut self, run_dir: &Path, of: &str, name: &str, slots: u32) {
         let mut options = WorkerOptions::new(run_dir, stage(of));

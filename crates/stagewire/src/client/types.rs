@@ -216,7 +216,16 @@ pub(crate) struct Slots {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Pools {
     pub(crate) paused: bool,
+    pub(crate) bytes: PoolBytes,
     pub(crate) stages: Vec<Pool>,
+}
+
+/// What outputs may take all together, and take.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PoolBytes {
+    pub(crate) advertised: u64,
+    pub(crate) reserved: u64,
+    pub(crate) held: u64,
 }
 
 /// One stage and its workers.

@@ -49,6 +49,9 @@ pub(crate) async fn run(args: PoolsArgs, global: &Global, output: &Output) -> Re
         }
     }
     output.table(["POOL", "STATE", "WAITING", "RUNNING", "HELD", "BYTES"], &rows)?;
+    let (held, reserved) = (bytes(pools.bytes.held), bytes(pools.bytes.reserved));
+    let all = bytes(pools.bytes.advertised);
+    output.data(format_args!("outputs  {held} held, {reserved} reserved, of {all}"))?;
     if pools.paused {
         output.data("paused: jobs that have not begun wait until `stagewire resume`")?;
     }

@@ -1,0 +1,129 @@
+//! Credits in bytes: what outputs may take all together, wherever they are, so that each of them can go to the store.
+//!
+//! An output is reserved when its attempt is offered, in the size that outputs of its shape have had, or that the stage
+//! says; once it is published it is held, in the size that it has; once it is released it is free again. A stage is
+//! dispatched where what is free is enough for its output and for one more of each stage further down, in the largest size
+//! that is known: all or nothing. So no stage takes what those after it need to go on, and what is held always drains: in a
+//! chain nothing waits for bytes for ever. Where paths join, or outputs turn out larger than any before, they might: so once nothing runs at all
+//! the oldest job needs no bytes, at the price of going above the bound by its outputs.
+
+use stagewire_core::ByteCount;
+
+use super::Sched;
+use crate::Refusal;
+use crate::queue::Rank;
+use crate::topology::StageIndex;
+
+/// Where nothing is known of a stage's outputs, they are taken to need this part of all bytes, divided by the stages.
+const UNKNOWN: u64 = 4;
+
+/// What outputs may take, and what they take: `free + reserved + held = advertised + over`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteCredit {
+    /// What they may take.
+    pub advertised: ByteCount,
+    /// What is left of it.
+    pub free: ByteCount,
+    /// Set aside for outputs that are being made.
+    pub reserved: ByteCount,
+    /// Taken by outputs that are published and not released.
+    pub held: ByteCount,
+    /// Taken above what is advertised.
+    pub over: ByteCount,
+}
+
+impl Sched {
+    /// The credit in bytes; `None` where there is no bound.
+    pub fn byte_credit(&self) -> Option<ByteCredit> {
+        let advertised = self.limits.payload_bytes?.0;
+        let (reserved, held) = (self.index.reserved_bytes, self.index.held_bytes);
+        let taken = reserved.saturating_add(held);
+        Some(ByteCredit {
+            advertised: ByteCount(advertised),
+            free: ByteCount(advertised.saturating_sub(taken)),
+            reserved: ByteCount(reserved),
+            held: ByteCount(held),
+            over: ByteCount(taken.saturating_sub(advertised)),
+        })
+    }
+
+    /// Bytes that the output of this stage will probably have; 0 for a last stage.
+    pub(super) fn predict_bytes(&self, stage: StageIndex, shape: u64) -> u64 {
+        if self.topology.consumers(stage).is_empty() {
+            return 0;
+        }
+        let known = self.volumes[stage.get()].most_of(shape);
+        known.unwrap_or_else(|| self.unknown_bytes(stage))
+    }
+
+    /// What the output of a shape that was not seen yet is taken to have.
+    fn unknown_bytes(&self, stage: StageIndex) -> u64 {
+        let said = self.topology.spec(stage).max_payload.map(|said| said.0);
+        let share = || {
+            let stages = self.topology.stages().len() as u64;
+            self.limits.payload_bytes.map_or(0, |all| all.0 / (UNKNOWN * stages))
+        };
+        said.or_else(|| self.volumes[stage.get()].most()).unwrap_or_else(share)
+    }
+
+    /// What the stages further down need to make one output each.
+    fn bytes_below(&self, stage: StageIndex) -> u64 {
+        let below = self.topology.below(stage).iter();
+        let most = |stage: &StageIndex| {
+            let known = self.volumes[stage.get()].most().unwrap_or_default();
+            known.max(self.unknown_bytes(*stage))
+        };
+        below
+            .filter(|stage| !self.topology.consumers(**stage).is_empty())
+            .fold(0, |sum, stage| sum.saturating_add(most(stage)))
+    }
+
+    /// What must be free for a job of this shape to be dispatched to the stage; no more than there is.
+    pub(super) fn bytes_needed(&self, stage: StageIndex, shape: u64) -> u64 {
+        let needed = self.predict_bytes(stage, shape).saturating_add(self.bytes_below(stage));
+        self.limits.payload_bytes.map_or(0, |all| needed.min(all.0))
+    }
+
+    /// Whether there are bytes for the output of this job. A last stage needs none.
+    pub(super) fn has_bytes(&self, stage: StageIndex, rank: &Rank) -> bool {
+        self.byte_places(stage, rank.shape) > 0
+    }
+
+    /// How many outputs of this shape there are bytes for.
+    pub(super) fn byte_places(&self, stage: StageIndex, shape: u64) -> usize {
+        let Some(credit) = self
+            .byte_credit()
+            .filter(|_| !self.topology.consumers(stage).is_empty())
+        else {
+            return usize::MAX;
+        };
+        let (needed, each) = (self.bytes_needed(stage, shape), self.predict_bytes(stage, shape));
+        let Some(left) = credit.free.0.checked_sub(needed) else {
+            return 0;
+        };
+        let more = left.checked_div(each).unwrap_or(u64::MAX);
+        usize::try_from(more).map_or(usize::MAX, |more| more.saturating_add(1))
+    }
+
+    /// A job whose outputs were never small enough for all the bytes that there are is not taken: it would go above the
+    /// bound each time. Shape 0 is that of jobs of which nothing is known.
+    ///
+    /// # Errors
+    /// [`Refusal::PayloadBytes`].
+    pub(super) fn check_bytes(&self, shape: u64) -> Result<(), Refusal> {
+        let Some(limit) = self.limits.payload_bytes.filter(|_| shape != 0) else {
+            return Ok(());
+        };
+        for stage in self.topology.indices() {
+            let least = self.volumes[stage.get()].least_of(shape);
+            if let Some(least) = least.filter(|least| *least > limit.0) {
+                return Err(Refusal::PayloadBytes {
+                    stage: self.topology.name(stage).clone(),
+                    nbytes: ByteCount(least),
+                    limit,
+                });
+            }
+        }
+        Ok(())
+    }
+}

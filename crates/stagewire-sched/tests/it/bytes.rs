@@ -1,0 +1,224 @@
+//! Credits in bytes: what is resident stays under what is advertised, admission stops first, nothing waits for ever.
+
+use stagewire_core::{ByteCount, Classify, ErrorClass, Incarnation, PayloadId, Token};
+use stagewire_sched::{EdgeSpec, Input, Limits, StageKind, StageSpec, Topology, WaitCause};
+
+use crate::world::{World, name, payload_info, stream, whole};
+
+/// What [`payload_info`] says of each payload.
+const SIZE: u64 = 1 << 20;
+
+fn world(stages: &[&str], edges: Vec<EdgeSpec>, credits: u64, max_payload: Option<u64>) -> World {
+    let spec = |stage: &&str| StageSpec {
+        max_held: 1_000,
+        max_payload: max_payload.map(ByteCount),
+        kind: if *stage == "denoise" {
+            StageKind::Admission
+        } else {
+            StageKind::WorkQueue
+        },
+        ..StageSpec::new(name(stage))
+    };
+    let topology = Topology::new(stages.iter().map(spec).collect(), edges).expect("an allowed pipeline");
+    let limits = Limits {
+        payload_bytes: Some(ByteCount(credits * SIZE)),
+        ..Limits::default()
+    };
+    World::with_limits(topology, limits)
+}
+
+fn chain() -> Vec<EdgeSpec> {
+    vec![whole("encode", "denoise"), stream("denoise", "decode")]
+}
+
+/// Publishes an output of so many bytes.
+fn publish(world: &mut World, worker: Incarnation, token: Token, nbytes: u64) {
+    let mut payload = payload_info(PayloadId(world.id()), false);
+    payload.nbytes = ByteCount(nbytes);
+    world.does(Input::Published { worker, token, payload });
+}
+
+fn resident(world: &World) -> u64 {
+    let tally = |stage: &StageSpec| world.sched.tally(&stage.name).expect("it exists").payload_bytes;
+    world.sched.topology().stages().iter().map(tally).sum()
+}
+
+/// One decoder that takes ten times as long as all the others together: what is resident never goes above the credits, and
+/// it is denoise that waits.
+#[test]
+fn behind_a_slow_decoder_denoise_is_throttled_first() {
+    const CREDITS: u64 = 7;
+    let mut world = world(&["encode", "denoise", "decode"], chain(), CREDITS, Some(SIZE));
+    let encoders = [(); 2].map(|()| world.attach("encode", 2));
+    let denoisers = [(); 4].map(|()| world.attach("denoise", 1));
+    let decoder = world.attach("decode", 1);
+    let jobs = [(); 60].map(|()| world.submit());
+    let (mut throttled, mut most) = (0, 0);
+    let mut decoding: Option<Token> = None;
+    for step in 0..4_000 {
+        // Each finishes what it runs in a step; the decoder in ten.
+        for worker in encoders.into_iter().chain(denoisers) {
+            if world.offer(worker).is_some() {
+                let token = world.accept(worker);
+                publish(&mut world, worker, token, SIZE);
+                world.complete(worker, token);
+            }
+        }
+        if decoding.is_none() && world.offer(decoder).is_some() {
+            decoding = Some(world.accept(decoder));
+        }
+        if step % 10 == 9
+            && let Some(token) = decoding.take()
+        {
+            world.complete(decoder, token);
+        }
+        let credit = world.sched.byte_credit().expect("there is a bound");
+        assert_eq!((credit.held.0, credit.over), (resident(&world), ByteCount(0)));
+        assert!(credit.held.0 + credit.reserved.0 <= CREDITS * SIZE, "{credit:?}");
+        most = most.max(credit.held.0);
+        let waits = |stage: &str| {
+            let mut causes = jobs.iter().flat_map(|job| world.sched.explain(world.now, *job));
+            causes.any(|waits| {
+                waits.stage == Some(name(stage))
+                    && matches!(waits.cause, WaitCause::Bytes { free, needed, .. } if free < needed)
+            })
+        };
+        if world.sched.queued(&name("denoise")) > 0 && waits("denoise") {
+            throttled += 1;
+        }
+        if jobs.iter().all(|job| world.state(*job) == "succeeded") {
+            break;
+        }
+    }
+    assert!(
+        jobs.iter().all(|job| world.state(*job) == "succeeded"),
+        "it does not end"
+    );
+    assert!(throttled > 100, "denoise waited for bytes in {throttled} steps");
+    assert!(most >= (CREDITS - 1) * SIZE, "credits are used: {most}");
+    assert_eq!(resident(&world), 0);
+}
+
+#[test]
+fn an_upstream_stage_leaves_room_for_those_after_it() {
+    let mut world = world(&["encode", "denoise", "decode"], chain(), 3, Some(SIZE));
+    let encoder = world.attach("encode", 8);
+    let jobs = [(); 8].map(|()| world.submit());
+    let first = world.accept(encoder);
+    let second = world.accept(encoder);
+    assert!(world.offer(encoder).is_none(), "the last credit is for the latents");
+    let waiting = world.sched.explain(world.now, jobs[2]);
+    let expected = WaitCause::Bytes {
+        ahead: 0,
+        others: 0,
+        needed: ByteCount(2 * SIZE),
+        free: ByteCount(SIZE),
+        reserved: ByteCount(2 * SIZE),
+        held: ByteCount(0),
+        advertised: ByteCount(3 * SIZE),
+    };
+    assert_eq!(waiting[0].cause, expected);
+    // Smaller than said: what was set aside for nothing is free, and later ones are taken to be as small.
+    for token in [first, second] {
+        publish(&mut world, encoder, token, SIZE / 4);
+        world.complete(encoder, token);
+    }
+    let credit = world.sched.byte_credit().expect("there is a bound");
+    assert_eq!(credit.held, ByteCount(SIZE / 2));
+    assert_eq!(
+        credit.reserved,
+        ByteCount(6 * SIZE / 4),
+        "six more fit beside the latents: {credit:?}"
+    );
+}
+
+#[test]
+fn what_ends_gives_its_bytes_back() {
+    let mut world = world(&["encode", "decode"], vec![whole("encode", "decode")], 1, Some(SIZE));
+    let encoder = world.attach("encode", 1);
+    let [first, second] = [(); 2].map(|()| world.submit());
+    let token = world.accept(encoder);
+    assert_eq!(token.job, first);
+    world.fail(encoder, token, ErrorClass::Internal);
+    assert_eq!(world.accept(encoder).job, second);
+    world.lose(encoder);
+    let other = world.attach("encode", 1);
+    assert_eq!(
+        world.run(other).job,
+        second,
+        "the bytes of an attempt that is lost are free"
+    );
+    world.cancel(second);
+    let credit = world.sched.byte_credit().expect("there is a bound");
+    assert_eq!(
+        (credit.held, credit.reserved, credit.free.0),
+        (ByteCount(0), ByteCount(0), SIZE)
+    );
+}
+
+#[test]
+fn an_output_that_is_larger_than_any_before_is_let_through_alone_and_drains() {
+    let mut world = world(&["encode", "denoise", "decode"], chain(), 4, Some(SIZE));
+    let workers = ["encode", "denoise", "decode"].map(|stage| world.attach(stage, 2));
+    let jobs = [(); 6].map(|()| world.submit_to("standard", 7));
+    for _ in 0..200 {
+        for worker in workers {
+            if let Some(output) = world.offer(worker).map(|offer| offer.output) {
+                let token = world.accept(worker);
+                if output.publish {
+                    publish(&mut world, worker, token, 9 * SIZE);
+                }
+                world.complete(worker, token);
+            }
+        }
+    }
+    for job in jobs {
+        assert_eq!(world.state(job), "succeeded");
+    }
+    let input = |shape| {
+        let urgency = stagewire_sched::Urgency {
+            shape,
+            ..Default::default()
+        };
+        Input::Submit {
+            job: stagewire_core::JobId(uuid::Uuid::from_u128(u128::from(shape) + 1_000_000)),
+            params: "{}".into(),
+            key: None,
+            urgency,
+        }
+    };
+    let refusal = world.refused(input(7));
+    assert_eq!(
+        (refusal.class(), refusal.reason()),
+        (ErrorClass::Invalid, "credit.payload_bytes")
+    );
+    world.does(input(8));
+}
+
+#[test]
+fn reservations_and_sizes_survive_a_restart() {
+    let mut world = world(&["encode", "decode"], vec![whole("encode", "decode")], 8, None);
+    let encoder = world.attach("encode", 3);
+    for _ in 0..3 {
+        world.submit_to("standard", 7);
+    }
+    let first = world.accept(encoder);
+    publish(&mut world, encoder, first, 2 * SIZE);
+    world.complete(encoder, first);
+    let second = world.accept(encoder);
+    let before = world.sched.byte_credit().expect("there is a bound");
+    world.restart();
+    let after = world.sched.byte_credit().expect("there is a bound");
+    assert_eq!(after.held, before.held);
+    let running = world.sched.job(second.job).expect("it is remembered").stages()[0]
+        .phase()
+        .clone();
+    assert!(matches!(running, stagewire_sched::Phase::Running(attempt) if attempt.nbytes == after.reserved.0));
+    // What is learnt is as it was.
+    world.attach_as(encoder, "encode", 3, vec![second], vec![]);
+    let offered = world.offer(encoder).expect("a slot is free").token;
+    let phase = world.sched.job(offered.job).expect("it is remembered").stages()[0]
+        .phase()
+        .clone();
+    assert!(matches!(phase, stagewire_sched::Phase::Offered(offer) if offer.nbytes == 2 * SIZE));
+}
