@@ -297,7 +297,7 @@ def test_a_worker_that_is_told_to_stop_finishes_first(single: Deployment) -> Non
 
 def test_a_worker_that_is_drained_leaves_its_payloads_to_the_store(single: Deployment) -> None:
     single.worker("encode")
-    denoiser = single.worker("denoise")
+    denoiser = single.worker("denoise", "--name", "painter")
     with single.client() as client:
         job = client.submit(prompt="x")
 
@@ -305,7 +305,7 @@ def test_a_worker_that_is_drained_leaves_its_payloads_to_the_store(single: Deplo
             return any(worker["payloads"] for worker in client.pools()["stages"][1]["workers"])
 
         wait_for(held, "the denoiser holds latents for a decoder that is not there", single.logs)
-        assert [worker["state"] for worker in client.drain("denoise")] == ["draining"]
+        assert [worker["state"] for worker in client.drain("painter")] == ["draining"]
         assert denoiser.wait(20) == 0
         denoise = client.pools()["stages"][1]
         assert (denoise["payloads"], denoise["slots"]["advertised"]) == (1, 0)
