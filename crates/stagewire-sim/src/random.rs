@@ -60,6 +60,20 @@ impl Random {
         // ln(2^-53) is -36.7.
         mean.mul_f64(-(1.0 - self.fraction()).ln())
     }
+
+    /// A factor of mean 1 with this coefficient of variation, log-normally distributed.
+    pub fn log_normal(&mut self, variation: f64) -> f64 {
+        if variation <= 0.0 {
+            return 1.0;
+        }
+        let variance = variation.mul_add(variation, 1.0).ln();
+        // Box and Muller, 1958.
+        let (radius, angle) = (
+            (-2.0 * (1.0 - self.fraction()).ln()).sqrt(),
+            std::f64::consts::TAU * self.fraction(),
+        );
+        (variance.sqrt() * radius * angle.cos() - variance / 2.0).exp()
+    }
 }
 
 #[cfg(test)]
@@ -95,6 +109,13 @@ mod tests {
         assert!(
             Duration::from_micros(9_700) < mean && mean < Duration::from_micros(10_300),
             "{mean:?}"
+        );
+        let factors: Vec<f64> = (0..20_000).map(|_| random.log_normal(0.5)).collect();
+        let mean = factors.iter().sum::<f64>() / 20_000.0;
+        let variance = factors.iter().map(|factor| (factor - mean).powi(2)).sum::<f64>() / 20_000.0;
+        assert!(
+            (0.98..1.02).contains(&mean) && (0.46..0.54).contains(&variance.sqrt()),
+            "{mean} {variance}"
         );
         assert_ne!(Random::branch(1, "a").next(), Random::branch(1, "b").next());
     }

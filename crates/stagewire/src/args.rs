@@ -2,7 +2,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::command::{bench, doctor, drain, job, jobs, kv, pause, pools, serve, status, store, submit, up, worker};
+use crate::command::{
+    bench, doctor, drain, job, jobs, kv, pause, pools, serve, sim, status, store, submit, up, worker,
+};
 use crate::exit::EXIT_HELP;
 
 const EXAMPLES: &str = "\
@@ -95,6 +97,7 @@ pub(crate) enum Command {
     Resume(pause::ResumeArgs),
     Doctor(doctor::DoctorArgs),
     Kv(kv::KvArgs),
+    Sim(sim::SimArgs),
     Bench(bench::BenchArgs),
     /// The process that keeps a store's memory while the store is dead.
     #[command(hide = true)]
@@ -126,6 +129,7 @@ impl Command {
             Self::Resume(args) => args.server.json,
             Self::Doctor(args) => args.json,
             Self::Kv(args) => args.json(),
+            Self::Sim(args) => args.json(),
             Self::Bench(args) => args.json == Some(None),
             Self::Worker(_) | Self::Keeper | Self::BenchProducer(_) | Self::DoctorPeer(_) => false,
         }

@@ -10,6 +10,7 @@ pub(crate) mod kv;
 pub(crate) mod pause;
 pub(crate) mod pools;
 pub(crate) mod serve;
+pub(crate) mod sim;
 pub(crate) mod status;
 pub(crate) mod store;
 pub(crate) mod submit;

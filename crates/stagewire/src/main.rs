@@ -46,6 +46,7 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
         Command::Worker(args) => command::worker::run(&args, global),
         Command::Keeper => command::keeper::run(),
         Command::Kv(args) => command::kv::run(&args, output),
+        Command::Sim(args) => command::sim::run(&args, output),
         command => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
             let exit = runtime.block_on(async {
@@ -67,7 +68,9 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
                     Command::Bench(args) => command::bench::run(args, output).await,
                     Command::BenchProducer(args) => bench::produce(args).await,
                     Command::DoctorPeer(args) => doctor::peer(args).await,
-                    Command::Worker(_) | Command::Keeper | Command::Kv(_) => unreachable!("handled above"),
+                    Command::Worker(_) | Command::Keeper | Command::Kv(_) | Command::Sim(_) => {
+                        unreachable!("handled above")
+                    }
                 }
             });
             // What still runs in the background has nothing left to do for anyone.

@@ -1,3 +1,4 @@
-//! The integration tests of the simulator: the fault harness of the orchestrator.
+//! The integration tests of the simulator, and the fault harness of the orchestrator.
 
 mod faults;
+mod simulate;

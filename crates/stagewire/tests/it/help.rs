@@ -1,8 +1,8 @@
 use crate::world::World;
 
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 18] = [
     "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "pools", "drain", "pause",
-    "resume", "doctor", "kv", "bench",
+    "resume", "doctor", "kv", "sim", "bench",
 ];
 
 fn help(args: &[&str]) -> String {
@@ -27,6 +27,13 @@ fn every_command_teaches() {
 fn what_kv_does_is_taught() {
     for command in ["check", "plan"] {
         insta::assert_snapshot!(format!("kv_{command}"), help(&["kv", command, "--help"]));
+    }
+}
+
+#[test]
+fn what_sim_does_is_taught() {
+    for command in ["run", "plan"] {
+        insta::assert_snapshot!(format!("sim_{command}"), help(&["sim", command, "--help"]));
     }
 }
 

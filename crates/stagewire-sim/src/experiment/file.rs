@@ -1,0 +1,341 @@
+//! An experiment as it stands in TOML.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+use stagewire_core::{ByteCount, StageName, TransferMode};
+use stagewire_sched::{ClassSpec, StageKind, StageSpec};
+
+use super::{Arrivals, Class, Deaths, Experiment, NEVER, Network, SimError, Spot, Stage, trace};
+use crate::service::{Measured, WORKLOADS, workload};
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct File {
+    #[serde(default = "one")]
+    seed: u64,
+    workload: Option<String>,
+    service_file: Option<String>,
+    #[serde(default)]
+    spread: f64,
+    arrivals: ArrivalsFile,
+    #[serde(default, rename = "class")]
+    classes: Vec<ClassFile>,
+    #[serde(rename = "stage")]
+    stages: Vec<StageFile>,
+    #[serde(default)]
+    network: NetworkFile,
+    store_capacity: Option<ByteCount>,
+    deaths: Option<DeathsFile>,
+    spot: Option<SpotFile>,
+    colocated: Option<BTreeMap<String, f64>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct ArrivalsFile {
+    trace: Option<String>,
+    jobs: Option<u64>,
+    rate_per_s: Option<f64>,
+    burst: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct ClassFile {
+    name: String,
+    #[serde(default = "one")]
+    weight: u32,
+    #[serde(default = "unit")]
+    share: f64,
+    #[serde(default = "unit")]
+    scale: f64,
+    slo_s: Option<f64>,
+    queue_deadline_s: Option<f64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct StageFile {
+    name: String,
+    workers: u32,
+    kind: Option<StageKind>,
+    after: Option<Vec<String>>,
+    time_s: Option<f64>,
+    output_bytes: Option<ByteCount>,
+    #[serde(default = "one")]
+    chunks: u32,
+    mode: Option<TransferMode>,
+    max_held: Option<u32>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct NetworkFile {
+    nic_bytes_per_s: Option<ByteCount>,
+    store_bytes_per_s: Option<ByteCount>,
+    shared_bytes_per_s: Option<ByteCount>,
+    latency_us: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct DeathsFile {
+    mean_s: f64,
+    #[serde(default)]
+    noticed_s: f64,
+    restart_s: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct SpotFile {
+    stage: String,
+    mean_s: f64,
+    notice_s: f64,
+    away_s: f64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct ServiceFile {
+    stage: BTreeMap<String, ServiceStage>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct ServiceStage {
+    time_s: f64,
+    #[serde(default)]
+    output_bytes: ByteCount,
+}
+
+fn one<T: From<u8>>() -> T {
+    T::from(1)
+}
+
+const fn unit() -> f64 {
+    1.0
+}
+
+pub(super) fn parse(text: &str, mut read: impl FnMut(&str) -> Result<String, String>) -> Result<Experiment, SimError> {
+    let file: File = toml::from_str(text).map_err(|error| SimError::Syntax(error.to_string()))?;
+    let mut open = |name: &str| {
+        read(name).map_err(|error| SimError::File {
+            file: name.to_owned(),
+            error,
+        })
+    };
+    let classes = file.classes.iter().map(class).collect::<Result<Vec<_>, _>>()?;
+    let classes = if classes.is_empty() { defaults() } else { classes };
+    let measured = measured(&file, &mut open)?;
+    let stages = stages(&file.stages, &measured)?;
+    let stage = |name: &str| {
+        let position = stages.iter().position(|stage| stage.spec.name.as_str() == name);
+        position.ok_or_else(|| wrong("a stage", name, &known(&stages)))
+    };
+    let spot = match &file.spot {
+        Some(spot) => Some(Spot {
+            stage: stage(&spot.stage)?,
+            mean: positive("spot.mean-s", spot.mean_s)?,
+            notice: seconds("spot.notice-s", spot.notice_s)?,
+            away: seconds("spot.away-s", spot.away_s)?,
+        }),
+        None => None,
+    };
+    let deaths = match &file.deaths {
+        Some(deaths) => Some(Deaths {
+            mean: positive("deaths.mean-s", deaths.mean_s)?,
+            noticed: seconds("deaths.noticed-s", deaths.noticed_s)?,
+            restart: seconds("deaths.restart-s", deaths.restart_s)?,
+        }),
+        None => None,
+    };
+    let colocated = match &file.colocated {
+        Some(slowdowns) => {
+            let mut all = vec![1.0; stages.len()];
+            for (name, slowdown) in slowdowns {
+                all[stage(name)?] = number("colocated", *slowdown, 0.01, 100.0)?;
+            }
+            Some(all)
+        }
+        None => None,
+    };
+    let names: Vec<_> = classes.iter().map(|class| class.spec.name.as_str()).collect();
+    let arrivals = arrivals(&file.arrivals, &names, &mut open)?;
+    let experiment = Experiment {
+        seed: file.seed,
+        arrivals,
+        spread: number("spread", file.spread, 0.0, 2.0)?,
+        network: network(&file.network)?,
+        store_capacity: file.store_capacity,
+        deaths,
+        spot,
+        colocated,
+        classes,
+        stages,
+    };
+    experiment.topology()?;
+    Ok(experiment)
+}
+
+fn defaults() -> Vec<Class> {
+    let class = |spec: ClassSpec| {
+        let share = if spec.name.as_str() == "standard" { 1.0 } else { 0.0 };
+        let (scale, slo) = (1.0, None);
+        Class {
+            spec,
+            share,
+            scale,
+            slo,
+        }
+    };
+    ClassSpec::defaults().into_iter().map(class).collect()
+}
+
+fn class(file: &ClassFile) -> Result<Class, SimError> {
+    let name = StageName::new(&file.name).map_err(|error| wrong("a class", &file.name, &error.to_string()))?;
+    let mut spec = ClassSpec::new(name, file.weight);
+    spec.queue_deadline = file
+        .queue_deadline_s
+        .map(|value| positive("queue-deadline-s", value))
+        .transpose()?;
+    Ok(Class {
+        spec,
+        share: number("share", file.share, 0.0, 1e6)?,
+        scale: number("scale", file.scale, 1e-6, 1e6)?,
+        slo: file.slo_s.map(|value| positive("slo-s", value)).transpose()?,
+    })
+}
+
+fn measured(file: &File, open: &mut impl FnMut(&str) -> Result<String, SimError>) -> Result<Measured, SimError> {
+    let mut measured = match &file.workload {
+        Some(name) => workload(name).ok_or_else(|| {
+            let names: Vec<_> = WORKLOADS.iter().map(|workload| workload.name).collect();
+            wrong("workload", name, &format!("one of {}", names.join(", ")))
+        })?,
+        None => Measured::new(),
+    };
+    if let Some(name) = &file.service_file {
+        let text = open(name)?;
+        let service: ServiceFile =
+            toml::from_str(&text).map_err(|error| SimError::Syntax(format!("{name}: {error}")))?;
+        let stages = service.stage.into_iter();
+        measured.extend(stages.map(|(stage, service)| (stage, (service.time_s, service.output_bytes.0))));
+    }
+    Ok(measured)
+}
+
+fn stages(files: &[StageFile], measured: &Measured) -> Result<Vec<Stage>, SimError> {
+    let mut stages: Vec<Stage> = Vec::new();
+    for file in files {
+        let name = StageName::new(&file.name).map_err(|error| wrong("a stage", &file.name, &error.to_string()))?;
+        let known_times = measured.get(&file.name).copied();
+        let time = file.time_s.or(known_times.map(|known| known.0));
+        let time = time.ok_or_else(|| wrong(&format!("time-s of stage {name}"), "missing", "given, or measured"))?;
+        let after = match &file.after {
+            None => stages.len().checked_sub(1).into_iter().collect(),
+            Some(names) => {
+                let find = |name: &String| {
+                    let found = stages.iter().position(|stage| stage.spec.name.as_str() == name);
+                    found.ok_or_else(|| wrong("after", name, &known(&stages)))
+                };
+                names.iter().map(find).collect::<Result<_, _>>()?
+            }
+        };
+        let kind = file.kind.unwrap_or(if file.name.starts_with("denoise") {
+            StageKind::Admission
+        } else {
+            StageKind::WorkQueue
+        });
+        if !(1..=100_000).contains(&file.workers) {
+            return Err(wrong("workers", &file.workers.to_string(), "1 to 100000"));
+        }
+        let spec = StageSpec::new(name);
+        stages.push(Stage {
+            spec: StageSpec {
+                kind,
+                no_progress: NEVER,
+                ..spec
+            },
+            after,
+            workers: file.workers,
+            max_held: file.max_held,
+            time: positive("time-s", time)?,
+            output: file
+                .output_bytes
+                .unwrap_or(ByteCount(known_times.map_or(0, |known| known.1))),
+            chunks: file.chunks.max(1),
+            first: 1.0 / f64::from(file.chunks.max(1)),
+            mode: file.mode.unwrap_or(TransferMode::P2p),
+        });
+    }
+    Ok(stages)
+}
+
+fn arrivals(
+    file: &ArrivalsFile,
+    classes: &[&str],
+    open: &mut impl FnMut(&str) -> Result<String, SimError>,
+) -> Result<Arrivals, SimError> {
+    match (&file.trace, file.jobs, file.rate_per_s) {
+        (Some(name), None, None) => Ok(Arrivals::Trace(trace::parse(&open(name)?, classes)?)),
+        (None, Some(jobs), Some(rate)) => {
+            let rate = number("arrivals.rate-per-s", rate, 1e-9, 1e6)?;
+            let burst = number("arrivals.burst", file.burst.unwrap_or(1.0), 1.0, 1e6)?;
+            if !(1..=10_000_000).contains(&jobs) {
+                return Err(wrong("arrivals.jobs", &jobs.to_string(), "1 to 10000000"));
+            }
+            Ok(Arrivals::Model { jobs, rate, burst })
+        }
+        _ => Err(wrong(
+            "arrivals",
+            "incomplete",
+            "either a trace, or jobs and rate-per-s",
+        )),
+    }
+}
+
+fn network(file: &NetworkFile) -> Result<Network, SimError> {
+    let rate = |key: &str, value: Option<ByteCount>, default: u64| match value.map_or(default, |value| value.0) {
+        0 => Err(wrong(key, "0", "more than that")),
+        value => Ok(value),
+    };
+    // 10 GbE and what a host copies by default.
+    Ok(Network {
+        nic: rate("network.nic-bytes-per-s", file.nic_bytes_per_s, 1_250_000_000)?,
+        store: rate("network.store-bytes-per-s", file.store_bytes_per_s, 5_000_000_000)?,
+        shared: rate("network.shared-bytes-per-s", file.shared_bytes_per_s, u64::MAX)?,
+        latency: Duration::from_micros(file.latency_us.unwrap_or(500)),
+    })
+}
+
+fn known(stages: &[Stage]) -> String {
+    let names: Vec<_> = stages.iter().map(|stage| stage.spec.name.as_str()).collect();
+    format!("one of the stages before: {}", names.join(", "))
+}
+
+fn seconds(key: &str, value: f64) -> Result<Duration, SimError> {
+    number(key, value, 0.0, 1e9).map(Duration::from_secs_f64)
+}
+
+fn positive(key: &str, value: f64) -> Result<Duration, SimError> {
+    number(key, value, 1e-6, 1e9).map(Duration::from_secs_f64)
+}
+
+fn number(key: &str, value: f64, least: f64, most: f64) -> Result<f64, SimError> {
+    if (least..=most).contains(&value) {
+        Ok(value)
+    } else {
+        Err(wrong(key, &value.to_string(), &format!("{least} to {most}")))
+    }
+}
+
+fn wrong(key: &str, value: &str, must: &str) -> SimError {
+    SimError::Value {
+        key: key.to_owned(),
+        value: value.to_owned(),
+        must: must.to_owned(),
+    }
+}
