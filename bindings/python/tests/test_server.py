@@ -314,6 +314,22 @@ def test_a_worker_that_is_drained_leaves_its_payloads_to_the_store(single: Deplo
         assert "requeued" not in [event.type for event in job.events(timeout=10)]
 
 
+def test_an_idle_server_takes_no_more_than_a_hundredth_of_a_core(single: Deployment) -> None:
+    for stage in ("encode", "denoise", "decode"):
+        single.worker(stage)
+    single.wait_ready()
+    stat = Path(f"/proc/{single.processes[0].pid}/stat")
+
+    def cpu() -> float:
+        user, system = stat.read_text().rsplit(")", 1)[1].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    before, begin = cpu(), time.monotonic()
+    # A span to measure over, not something to wait for.
+    time.sleep(5)
+    assert cpu() - before <= 0.01 * (time.monotonic() - begin)
+
+
 def test_two_slots_have_a_model_each(up: Deployment) -> None:
     with up.client() as client:
         jobs = [client.submit(prompt=str(i)) for i in range(20)]
