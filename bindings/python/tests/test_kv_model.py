@@ -103,7 +103,7 @@ def remote() -> Iterator[Remote]:
         yield made
 
 
-@pytest.mark.parametrize("way", ["records", "shm", "cma", "tcp"])
+@pytest.mark.parametrize("way", ["records", "shm", "tcp", "mooncake"])
 @pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(2, 1), (1, 2), (4, 1)])
 @pytest.mark.parametrize("name", NAMES)
 def test_decoding_goes_on_as_if_nothing_had_moved(
