@@ -27,6 +27,8 @@
 //! # Non-guarantees
 //!
 //! - That pages hold what they are said to hold. They must not be written from [`SenderRoom::send`] until the room is released.
+//! - That a number can be used again at once after prefill has ended its room: questions about the old one may still be on
+//!   their way, and can end the new one. They cannot mix the two. Once all sides have succeeded it can.
 //! - A receiver that gives up before the sender has opened its room is not remembered there: that room waits for another
 //!   receiver until its deadline.
 //!

@@ -151,11 +151,11 @@ async fn rooms_leave_nothing_behind() {
     let reason = || Failure::new(ErrorClass::Cancelled, "job.cancelled", "the client has gone");
     let mut pins = None;
     for cycle in 0..rounds(1000) {
-        // The same number each time.
-        prefill.done(Ask::Open { room: 1 }).await;
+        // The same pages each time.
+        prefill.done(Ask::Open { room: cycle }).await;
         let room = decode[0]
             .receiver
-            .room(sides::wants(1, &geometries, &handles))
+            .room(sides::wants(cycle, &geometries, &handles))
             .expect("its pages are free");
         prefill.done(Ask::Announce { chunks: 1 }).await;
         let ended = match cycle % 3 {
