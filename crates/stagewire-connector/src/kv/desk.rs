@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::protocol::{self, Answer, Ask, ReceiverId};
+use super::protocol::{self, Answer, Ask, Body, ReceiverId};
 use super::sender::Inner;
 
 /// The senders of this process.
@@ -41,12 +41,14 @@ impl Desk {
 #[derive(Debug)]
 pub(crate) struct Visit {
     desk: Arc<Desk>,
+    id: u64,
     met: Mutex<BTreeSet<(u64, ReceiverId)>>,
 }
 
 impl Visit {
     pub(crate) fn new(desk: Arc<Desk>) -> Self {
         Self {
+            id: desk.next_id(),
             desk,
             met: Mutex::default(),
         }
@@ -60,18 +62,22 @@ impl Visit {
         let ask: Ask = protocol::decode(question)?;
         let answer = match self.desk.find(&ask) {
             Some(sender) => {
-                let first = self.meets(&ask);
-                sender.answer(ask.receiver, ask.body, first).await
+                self.meets(&ask);
+                sender.answer(ask.receiver, self.id, ask.body).await
             }
             None => Answer::Gone,
         };
         Ok(protocol::encode(&answer))
     }
 
-    /// Whether this receiver asks this sender for the first time here.
-    fn meets(&self, ask: &Ask) -> bool {
+    /// Remembers who asks whom here, until it says goodbye.
+    fn meets(&self, ask: &Ask) {
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
-        met.insert((ask.sender, ask.receiver))
+        let pair = (ask.sender, ask.receiver);
+        match ask.body {
+            Body::Bye => met.remove(&pair),
+            _ => met.insert(pair),
+        };
     }
 }
 
@@ -81,7 +87,7 @@ impl Drop for Visit {
         for (sender, receiver) in met {
             let sender = self.desk.lock().get(&sender).and_then(Weak::upgrade);
             if let Some(sender) = sender {
-                sender.hangs_up(receiver);
+                sender.hangs_up(receiver, self.id);
             }
         }
     }

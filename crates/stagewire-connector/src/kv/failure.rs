@@ -14,10 +14,13 @@ pub(super) fn lost(peer: impl Display, how: impl Display) -> Failure {
     )
 }
 
-/// A peer says nothing any more.
-pub(super) fn silent(peer: impl Display, limit: Duration) -> Failure {
-    let message =
+/// A peer says nothing any more; `problem` is what came last of trying to reach it.
+pub(super) fn silent(peer: impl Display, limit: Duration, problem: Option<&str>) -> Failure {
+    let mut message =
         format!("{peer} has said nothing for {limit:?}; it is stopped, overloaded or out of reach: look at it");
+    if let Some(problem) = problem {
+        message = format!("{message}; last: {problem}");
+    }
     Failure::new(ErrorClass::Unavailable, "kv.silent", message)
 }
 

@@ -143,11 +143,9 @@ impl Incoming {
             );
             let failure = Failure::new(ErrorClass::Invalid, "kv.missing_tokens", problem);
             Some(here(failure).with("begins", begins).with("prefix", prefix))
-        } else if writer.state.as_ref().is_some_and(|known| !goes_on(known, &state)) {
-            let problem = "it takes back what it has announced";
-            Some(here(Failure::new(ErrorClass::Corrupt, "protocol.malformed", problem)))
         } else {
-            None
+            let problem = flaw(&state, writer.state.as_ref());
+            problem.map(|problem| here(Failure::new(ErrorClass::Corrupt, "protocol.malformed", problem)))
         };
         match failure {
             Some(failure) => self.fail(failure),
@@ -242,7 +240,102 @@ impl Incoming {
     }
 }
 
-/// Whether a later state has all chunks of an earlier one.
+/// What no right sender says of a room. A part that nobody announces would never be missed.
+fn flaw(state: &RoomState, known: Option<&RoomState>) -> Option<&'static str> {
+    let bounds = &state.bounds;
+    if bounds.len() == 1 || !bounds.is_sorted() {
+        return Some("its chunks end before they begin");
+    }
+    if bounds.last() > Some(&state.seq_len) {
+        return Some("its chunks go past the sequence");
+    }
+    if state.last && bounds.last() != Some(&state.seq_len) {
+        return Some("its last chunk does not end where the sequence does");
+    }
+    match known {
+        Some(known) if !goes_on(known, state) => Some("it takes back what it has announced"),
+        _ => None,
+    }
+}
+
+/// Whether a later state has all chunks and pages of an earlier one.
 fn goes_on(known: &RoomState, state: &RoomState) -> bool {
-    state.bounds.starts_with(&known.bounds) && (!known.last || state.last && state.bounds.len() == known.bounds.len())
+    let same = |(known, page): (&i64, &i64)| *known == -1 || known == page;
+    let keeps =
+        |(known, table): (&Vec<i64>, &Vec<i64>)| known.len() == table.len() && known.iter().zip(table).all(same);
+    state.bounds.starts_with(&known.bounds)
+        && (!known.last || state.last && state.bounds.len() == known.bounds.len())
+        && known.tables.len() == state.tables.len()
+        && known.tables.iter().zip(&state.tables).all(keeps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(version: u64, bounds: &[u64], last: bool, pages: [i64; 3]) -> RoomState {
+        RoomState {
+            seen: Seen { generation: 1, version },
+            seq_len: 6,
+            bounds: bounds.to_vec(),
+            last,
+            tables: vec![pages.to_vec()],
+            aux: None,
+            failure: None,
+        }
+    }
+
+    /// A sender whose state is wrong fails the room, and never lets it succeed with less than everything.
+    #[test]
+    fn states_that_no_sender_has_fail_the_room() {
+        let first = || state(1, &[0, 2], false, [5, -1, -1]);
+        let whole = [5, 6, 7];
+        let wrong = [
+            (None, state(1, &[], true, whole)),
+            (None, state(1, &[0], false, whole)),
+            (None, state(1, &[0], true, whole)),
+            (None, state(1, &[0, 4], true, whole)),
+            (None, state(1, &[0, 8], false, whole)),
+            (None, state(1, &[0, 8, 6], true, whole)),
+            (None, state(1, &[0, 4, 2, 6], true, whole)),
+            (Some(first()), state(2, &[0, 3, 6], true, whole)),
+            (Some(first()), state(2, &[], false, [-1; 3])),
+            (Some(first()), state(2, &[0, 2, 6], true, [6, 6, 7])),
+            (Some(first()), state(2, &[0, 2, 6], true, [-1, 6, 7])),
+            (
+                Some(first()),
+                RoomState {
+                    tables: vec![],
+                    ..state(2, &[0, 2, 6], true, whole)
+                },
+            ),
+            (Some(state(1, &[0, 6], true, whole)), state(2, &[0, 6], false, whole)),
+            (Some(state(1, &[0, 6], true, whole)), state(2, &[0, 6, 6], true, whole)),
+        ];
+        let room = || {
+            let chunked = BTreeMap::from([(0, 0)]);
+            let at_last = BTreeSet::new();
+            Incoming::new(7, 6, BTreeMap::from([(0, Needs { chunked, at_last })]))
+        };
+        for (known, state) in wrong {
+            let mut room = room();
+            let shown = format!("{:?} after {known:?}", state.bounds);
+            if let Some(known) = known {
+                room.heard(0, known);
+                assert!(!room.phase().is_terminal(), "{shown}");
+            }
+            room.heard(0, state);
+            assert!(
+                matches!(room.phase(), Phase::Failed(failure) if failure.reason == "protocol.malformed"),
+                "{shown}"
+            );
+            assert_eq!(room.step(0), Step::Over, "{shown}");
+        }
+        for right in [&[0, 2, 6][..], &[0, 2, 2, 6], &[0, 2, 6, 6]] {
+            let mut room = room();
+            room.heard(0, first());
+            room.heard(0, state(2, right, true, whole));
+            assert!(matches!(room.step(0), Step::Pull(_)), "{right:?}");
+        }
+    }
 }

@@ -96,7 +96,9 @@ impl Outgoing {
             return reader.attempt == attempt;
         }
         if self.failure.is_some() {
-            // It is told of the failure, and reads nothing.
+            // It is told of the failure, and reads nothing. Its next attempt waits for the next room.
+            let reads = Reads::NoMore;
+            self.readers.insert(rank, Reader { attempt, reads });
             return true;
         }
         match &self.destination {

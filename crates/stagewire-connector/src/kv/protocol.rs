@@ -119,10 +119,12 @@ pub(super) enum Body {
         room: u64,
         attempt: u64,
         failure: Failure,
-        /// Prefill has ended the room itself. A rank that has not heard of the attempt must not take it for one of its next
-        /// room of this number.
+        /// Prefill has ended the room itself, or this rank has told of it before. Where it does not know the attempt, it must
+        /// not take it for one of its next room of this number.
         told: bool,
     },
+    /// The receiver ends, and asks nothing any more.
+    Bye,
 }
 
 /// Which state of a room somebody knows.
@@ -135,7 +137,7 @@ pub(super) struct Seen {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
     Welcome(Welcome),
-    /// To a greeting: the engines do not fit. To a confirmation: the room has failed.
+    /// To a greeting: the engines do not fit. To a question about a room or a confirmation: it has failed, or is another one.
     Refused(Failure),
     /// Greet first.
     Stranger,

@@ -5,14 +5,18 @@ mod pack;
 mod pull;
 mod room;
 mod source;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::future::join_all;
 use stagewire_kv::{Engine, Pair, handshake};
 use stagewire_transfer::{Target, Transport};
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::cache::{self, Buffers};
@@ -115,7 +119,9 @@ struct Inner {
     /// By the engine's bytes.
     pairs: Mutex<BTreeMap<Vec<u8>, Arc<Pair>>>,
     attempts: AtomicU64,
-    closed: tokio::sync::watch::Sender<bool>,
+    /// Rooms whose senders do not know yet how they ended.
+    running: watch::Sender<usize>,
+    closed: watch::Sender<bool>,
     shared: Arc<Shared>,
 }
 
@@ -175,7 +181,8 @@ impl Receiver {
             sources: Mutex::default(),
             pairs: Mutex::default(),
             attempts: AtomicU64::new(0),
-            closed: tokio::sync::watch::Sender::new(false),
+            running: watch::Sender::new(0),
+            closed: watch::Sender::new(false),
             shared,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -236,9 +243,14 @@ impl Receiver {
 impl Drop for Receiver {
     fn drop(&mut self) {
         self.inner.closed.send_replace(true);
-        for source in std::mem::take(&mut *lock(&self.inner.sources)).into_values() {
-            source.end();
-        }
+        let sources = std::mem::take(&mut *lock(&self.inner.sources));
+        let mut running = self.inner.running.subscribe();
+        let limit = self.inner.me.heartbeat.limit();
+        self.inner.shared.runtime().spawn(async move {
+            // The rooms say first why they end.
+            let _ = tokio::time::timeout(limit, running.wait_for(|rooms| *rooms == 0)).await;
+            join_all(sources.values().map(|source| source.end())).await;
+        });
     }
 }
 
@@ -310,7 +322,7 @@ impl Inner {
     fn source(&self, handle: &SenderHandle) -> Arc<Source> {
         let key = (handle.peer.incarnation.0, handle.sender);
         let mut sources = lock(&self.sources);
-        sources.retain(|_, source| !source.is_over());
+        sources.retain(|_, source| source.is_of_use());
         let source = sources
             .entry(key)
             .or_insert_with(|| Source::start(&self.shared, &self.me, handle.clone()));

@@ -4,6 +4,8 @@ mod gather;
 mod known;
 mod room;
 mod rooms;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -227,13 +229,23 @@ impl Inner {
         self.rooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a receiver; `first` says that this is its first question on this connection.
-    pub(super) async fn answer(self: &Arc<Self>, receiver: ReceiverId, body: Body, first: bool) -> Answer {
-        self.receivers.heard(receiver, first);
+    /// Answers a receiver, over one of its connections.
+    pub(super) async fn answer(self: &Arc<Self>, receiver: ReceiverId, visit: u64, body: Body) -> Answer {
+        let greets = matches!(body, Body::Hello { .. });
+        if !greets && !self.receivers.heard(receiver, visit) {
+            return Answer::Stranger;
+        }
         match body {
-            Body::Hello { rank, engine } => self.greet(receiver, rank, &engine),
-            Body::Beat if self.receivers.knows(receiver) => Answer::Beat,
-            Body::Beat => Answer::Stranger,
+            Body::Hello { rank, engine } => self.greet(receiver, visit, rank, &engine),
+            Body::Beat => Answer::Beat,
+            Body::Bye => {
+                self.receivers.forget(receiver);
+                self.lose(
+                    receiver,
+                    &failure::closed(format_args!("the receiver {receiver} at decode")),
+                );
+                Answer::Left
+            }
             Body::Room { room, attempt, seen } => self.tell(receiver, room, attempt, seen).await,
             Body::Confirm {
                 room,
@@ -268,7 +280,7 @@ impl Inner {
     }
 
     /// Refuses an engine that does not fit, whatever room it wants.
-    fn greet(&self, receiver: ReceiverId, rank: u32, engine: &[u8]) -> Answer {
+    fn greet(&self, receiver: ReceiverId, visit: u64, rank: u32, engine: &[u8]) -> Answer {
         let theirs = match Engine::from_bytes(engine) {
             Ok(theirs) => theirs,
             Err(error) => return Answer::Refused(error.to_failure()),
@@ -282,7 +294,8 @@ impl Inner {
             engine: engine.into(),
             readers: Arc::new(readers.map(|route| route.1).collect()),
         };
-        self.receivers.greet(receiver, within(&theirs, rank), destination);
+        let rank = within(&theirs, rank);
+        self.receivers.greet(receiver, visit, rank, destination);
         Answer::Welcome(self.welcome.clone())
     }
 
@@ -296,7 +309,14 @@ impl Inner {
                 known::Reader::Reads { rank, destination } => (rank, destination),
             };
             let attempt = (receiver, attempt);
-            let cell = self.rooms().of(room, attempt);
+            let cell = match seen {
+                None => self.rooms().of(room, attempt),
+                // The room that it has seen is forgotten; one that was opened since is another attempt's.
+                Some(Seen { generation, .. }) => match self.rooms().read_by(room, attempt) {
+                    None => return Answer::Refused(restarted(room, generation, 0)),
+                    cell => cell,
+                },
+            };
             let cell = cell.filter(|cell| cell.bind(rank, attempt, &destination));
             let Some(cell) = cell else {
                 if tokio::time::timeout_at(until, opened.changed()).await.is_err() {
@@ -347,8 +367,8 @@ impl Inner {
     }
 
     /// The connection of a receiver has ended. Unless it makes another at once, it is gone.
-    pub(super) fn hangs_up(self: &Arc<Self>, receiver: ReceiverId) {
-        if self.receivers.hangs_up(receiver) {
+    pub(super) fn hangs_up(self: &Arc<Self>, receiver: ReceiverId, visit: u64) {
+        if self.receivers.hangs_up(receiver, visit) {
             let inner = Arc::downgrade(self);
             self.shared.runtime().spawn(async move {
                 tokio::time::sleep(AWAY).await;
@@ -381,7 +401,7 @@ impl Inner {
                 let Some(inner) = inner.upgrade() else { return };
                 for receiver in inner.receivers.forget_silent(&heartbeat) {
                     let peer = format!("the receiver {receiver} at decode");
-                    inner.lose(receiver, &failure::silent(peer, heartbeat.limit()));
+                    inner.lose(receiver, &failure::silent(peer, heartbeat.limit(), None));
                 }
             }
         });

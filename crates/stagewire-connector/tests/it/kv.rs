@@ -1,5 +1,6 @@
 //! Caches handed over from prefill to decode.
 
+mod leaving;
 mod odd;
 mod pages;
 mod peers;

@@ -26,6 +26,22 @@ const FOR_EVER: Duration = Duration::from_secs(60 * 60 * 24 * 365);
 /// Pause after an answer that makes no sense.
 const AGAIN: Duration = Duration::from_millis(100);
 
+/// A room whose senders do not know yet how it ended.
+struct Counted(Arc<Inner>);
+
+impl Counted {
+    fn new(inner: &Arc<Inner>) -> Self {
+        inner.running.send_modify(|rooms| *rooms += 1);
+        Self(Arc::clone(inner))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.running.send_modify(|rooms| *rooms -= 1);
+    }
+}
+
 /// A room at decode, shared by its owner and the task that fills it.
 #[derive(Debug)]
 pub(super) struct Running {
@@ -69,7 +85,12 @@ impl Running {
     pub(super) fn start(self, lease: Lease) -> ReceiverRoom {
         let running = Arc::new(self);
         let runtime = running.inner.shared.runtime().clone();
-        runtime.spawn(Arc::clone(&running).run(lease));
+        let counted = Counted::new(&running.inner);
+        let run = Arc::clone(&running).run(lease);
+        runtime.spawn(async move {
+            run.await;
+            drop(counted);
+        });
         ReceiverRoom { running }
     }
 
@@ -106,8 +127,15 @@ impl Running {
         let ended = {
             let mut states = self.state.subscribe();
             let mut closed = self.inner.closed.subscribe();
-            let troubles = self.writers();
-            let troubles = troubles.map(|(rank, source)| async move { (rank, source.trouble().await) });
+            let state = &self.state;
+            let troubles = self.writers().map(|(rank, source)| async move {
+                let failure = source.trouble().await;
+                // What it has confirmed is here for good, whatever becomes of it.
+                if state.borrow().step(rank) == Step::Over {
+                    std::future::pending::<()>().await;
+                }
+                (rank, failure)
+            });
             let mut troubles: FuturesUnordered<_> = troubles.collect();
             tokio::select! {
                 _ = join_all(self.writers().map(|(rank, source)| self.read(rank, source))) => None,
@@ -149,14 +177,20 @@ impl Running {
 
     /// Tells the senders that nothing is read any more, and why.
     async fn leave(&self, failure: &Failure) {
-        let body = Body::Leave {
-            room: self.spec.room,
-            attempt: self.attempt,
-            failure: failure.clone(),
-            told: self.state.borrow().is_told(),
+        let body = |rank| {
+            let state = self.state.borrow();
+            Body::Leave {
+                room: self.spec.room,
+                attempt: self.attempt,
+                failure: failure.clone(),
+                told: state.is_told() || state.seen(rank).is_some(),
+            }
         };
         let limit = self.inner.me.heartbeat.limit();
-        let leaving = self.sources.values().map(|source| source.ask(&body));
+        let leaving = self.sources.iter().map(|(&rank, source)| {
+            let body = body(rank);
+            async move { source.ask(&body).await }
+        });
         // Who does not hear it notices by itself, or cuts this room off.
         let _ = tokio::time::timeout(limit, join_all(leaving)).await;
     }
@@ -190,7 +224,7 @@ impl Running {
         loop {
             match source.ask(&self.question(Some(rank))).await {
                 Ok(Answer::Room(Some(state))) => self.change(|room| room.heard(rank, state)),
-                Ok(Answer::Room(None)) => {}
+                Ok(Answer::Refused(failure)) => return self.change(|room| room.told(failure)),
                 Ok(_) => tokio::time::sleep(AGAIN).await,
                 Err(failure) => return self.fail_by(rank, failure),
             }

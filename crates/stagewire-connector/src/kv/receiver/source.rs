@@ -16,11 +16,14 @@ use super::super::protocol::{self, Answer, Ask, Body, SenderHandle, Welcome};
 use super::{Me, lock};
 use crate::connector::Shared;
 use crate::consume::{AccessError, pin};
-use crate::link::Link;
+use crate::link::{Link, LinkError};
 use crate::wire::{Reply, Request};
 
-/// Pause before a sender is tried again.
+/// Pause before a sender is tried again, at first and at most.
 const AGAIN: Duration = Duration::from_millis(100);
+const AGAIN_AT_MOST: Duration = Duration::from_secs(1);
+/// Longest time for a goodbye to be heard.
+const BYE: Duration = Duration::from_secs(1);
 /// Longest time until a question is asked again: longer than a sender keeps one.
 const ASK_AGAIN: Duration = Duration::from_secs(15);
 
@@ -34,6 +37,8 @@ pub(super) struct Source {
     /// The last silence that was too long, and how many there were.
     silences: watch::Sender<(u64, Option<Failure>)>,
     silence: Silence,
+    /// Why it could not be reached, when that was tried last.
+    problem: Mutex<Option<String>>,
     /// It must be greeted anew.
     stale: Notify,
     task: Mutex<Option<AbortHandle>>,
@@ -74,6 +79,7 @@ impl Source {
             status: watch::Sender::new(Status::Greeting),
             silences: watch::Sender::new((0, None)),
             silence: Silence::default(),
+            problem: Mutex::default(),
             stale: Notify::new(),
             task: Mutex::default(),
         });
@@ -88,12 +94,33 @@ impl Source {
         source
     }
 
-    /// Ends it, and whatever waits for it.
-    pub(super) fn end(&self) {
+    /// Ends it, and whatever waits for it. A sender that was greeted is told.
+    pub(super) async fn end(&self) {
         if let Some(task) = lock(&self.task).take() {
             task.abort();
         }
+        let up = match &*self.status.borrow() {
+            Status::Up(up) => Some(Arc::clone(up)),
+            _ => None,
+        };
         self.over(failure::closed("the receiver at decode"));
+        if let Some(up) = up {
+            // Where it is not heard, the sender finds silence.
+            let _ = tokio::time::timeout(BYE, self.exchange(&up.link, Body::Bye)).await;
+        }
+    }
+
+    /// Ends it where it cannot be reached, and no room has it: only the map that it is in, and its own task.
+    pub(super) fn is_of_use(self: &Arc<Self>) -> bool {
+        let used = match *self.status.borrow() {
+            Status::Up(_) => true,
+            Status::Greeting => Arc::strong_count(self) > 2,
+            Status::Over(_) => false,
+        };
+        if !used && let Some(task) = lock(&self.task).take() {
+            task.abort();
+        }
+        used
     }
 
     fn over(&self, failure: Failure) {
@@ -104,11 +131,6 @@ impl Source {
             }
             ends
         });
-    }
-
-    /// Whether nothing comes of it any more.
-    pub(super) fn is_over(&self) -> bool {
-        matches!(*self.status.borrow(), Status::Over(_))
     }
 
     /// The rank of prefill, and its process, for people.
@@ -126,7 +148,8 @@ impl Source {
             ticks.tick().await;
             if self.silence.goes_on(heartbeat) {
                 self.silence.heard();
-                let failure = failure::silent(self.shown(), heartbeat.limit());
+                let problem = lock(&self.problem).clone();
+                let failure = failure::silent(self.shown(), heartbeat.limit(), problem.as_deref());
                 self.silences.send_modify(|(count, last)| {
                     *count += 1;
                     *last = Some(failure);
@@ -157,16 +180,22 @@ impl Source {
 
     /// Greets it and gives it signs of life, again and again, until it is gone for good.
     async fn live(&self) -> Failure {
+        let mut pause = AGAIN;
         loop {
             match self.greet().await {
                 Ok(Some(up)) => {
+                    pause = AGAIN;
+                    lock(&self.problem).take();
                     self.status.send_replace(Status::Up(Arc::clone(&up)));
                     if let Err(failure) = self.beat(&up).await {
                         return failure;
                     }
                     self.status.send_replace(Status::Greeting);
                 }
-                Ok(None) => tokio::time::sleep(AGAIN).await,
+                Ok(None) => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(AGAIN_AT_MOST);
+                }
                 Err(failure) => return failure,
             }
         }
@@ -196,8 +225,13 @@ impl Source {
         let link = match self.shared.links().to(&self.handle.peer).await {
             Ok(link) => link,
             Err(error) if error.is_lost() => return Err(failure::lost(self.shown(), error.how())),
+            Err(error) if is_for_good(&error) => {
+                let mut failure = error.to_failure();
+                failure.message = format!("{}: {}", self.shown(), failure.message);
+                return Err(failure);
+            }
             Err(error) => {
-                tracing::debug!(%error, "a sender of caches cannot be reached");
+                *lock(&self.problem) = Some(error.to_string());
                 return Ok(None);
             }
         };
@@ -288,6 +322,15 @@ impl Source {
             self.stale.notify_one();
         }
     }
+}
+
+/// Whether the same comes of it whenever it is tried again: of another user, version or token.
+fn is_for_good(error: &LinkError) -> bool {
+    let transient = matches!(
+        error.class(),
+        ErrorClass::Unavailable | ErrorClass::Deadline | ErrorClass::Exhausted
+    );
+    !transient
 }
 
 impl Up {

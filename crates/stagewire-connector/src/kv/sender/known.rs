@@ -13,13 +13,13 @@ const LEFT: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Receivers(Mutex<BTreeMap<ReceiverId, Known>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
-    /// `None` until its engine was found to fit.
-    greeted: Option<(u32, Destination)>,
+    rank: u32,
+    destination: Destination,
     silence: Silence,
-    /// Connections over which it has asked.
-    connections: u32,
+    /// Connections over which it asks.
+    visits: BTreeSet<u64>,
     /// Attempts that want nothing any more; a question of theirs that comes late must not count.
     left: BTreeSet<u64>,
 }
@@ -45,75 +45,152 @@ impl Receivers {
         self.lock().len()
     }
 
-    pub(super) fn knows(&self, receiver: ReceiverId) -> bool {
-        self.lock().get(&receiver).is_some_and(|known| known.greeted.is_some())
-    }
-
-    /// It has asked something, over a connection that is new or not.
-    pub(super) fn heard(&self, receiver: ReceiverId, first: bool) {
+    /// It has asked something. False where it must greet first.
+    pub(super) fn heard(&self, receiver: ReceiverId, visit: u64) -> bool {
         let mut all = self.lock();
-        let known = all.entry(receiver).or_default();
+        let Some(known) = all.get_mut(&receiver) else {
+            return false;
+        };
         known.silence.heard();
-        known.connections += u32::from(first);
+        known.visits.insert(visit);
+        true
     }
 
-    pub(super) fn greet(&self, receiver: ReceiverId, rank: u32, destination: Destination) {
+    /// Its engine fits.
+    pub(super) fn greet(&self, receiver: ReceiverId, visit: u64, rank: u32, destination: Destination) {
         let mut all = self.lock();
-        all.entry(receiver).or_default().greeted = Some((rank, destination));
+        let known = all.entry(receiver).or_insert_with(|| Known {
+            rank,
+            destination,
+            silence: Silence::default(),
+            visits: BTreeSet::new(),
+            left: BTreeSet::new(),
+        });
+        known.silence.heard();
+        known.visits.insert(visit);
     }
 
     pub(super) fn reader(&self, receiver: ReceiverId, attempt: u64) -> Reader {
         let all = self.lock();
         match all.get(&receiver) {
             Some(known) if known.left.contains(&attempt) => Reader::Left,
-            Some(Known {
-                greeted: Some((rank, destination)),
-                ..
-            }) => Reader::Reads {
-                rank: *rank,
-                destination: destination.clone(),
+            Some(known) => Reader::Reads {
+                rank: known.rank,
+                destination: known.destination.clone(),
             },
-            _ => Reader::Unknown,
+            None => Reader::Unknown,
         }
     }
 
     pub(super) fn leaves(&self, receiver: ReceiverId, attempt: u64) {
-        let mut all = self.lock();
-        let left = &mut all.entry(receiver).or_default().left;
-        left.insert(attempt);
-        if left.len() > LEFT {
-            left.pop_first();
+        if let Some(Known { left, .. }) = self.lock().get_mut(&receiver) {
+            left.insert(attempt);
+            if left.len() > LEFT {
+                left.pop_first();
+            }
         }
     }
 
     /// A connection of it has ended. True where that was the last one.
-    pub(super) fn hangs_up(&self, receiver: ReceiverId) -> bool {
+    pub(super) fn hangs_up(&self, receiver: ReceiverId, visit: u64) -> bool {
         let mut all = self.lock();
-        all.get_mut(&receiver).is_some_and(|known| {
-            known.connections = known.connections.saturating_sub(1);
-            known.connections == 0
-        })
+        let known = all.get_mut(&receiver);
+        known.is_some_and(|known| known.visits.remove(&visit) && known.visits.is_empty())
+    }
+
+    /// Forgets a receiver.
+    pub(super) fn forget(&self, receiver: ReceiverId) {
+        self.lock().remove(&receiver);
     }
 
     /// Forgets a receiver that has no connection. True where it had none.
     pub(super) fn forget_away(&self, receiver: ReceiverId) -> bool {
         let mut all = self.lock();
-        let away = all.get(&receiver).is_some_and(|known| known.connections == 0);
+        let away = all.get(&receiver).is_some_and(|known| known.visits.is_empty());
         away && all.remove(&receiver).is_some()
     }
 
-    /// Forgets those that have said nothing for too long.
+    /// Forgets those that have said nothing for too long: whoever goes on has to greet anew.
     pub(super) fn forget_silent(&self, heartbeat: &Heartbeat) -> Vec<ReceiverId> {
         let mut all = self.lock();
         let silent = all.iter().filter(|(_, known)| known.silence.goes_on(heartbeat));
         let silent: Vec<ReceiverId> = silent.map(|(receiver, _)| *receiver).collect();
-        // Its connections stand; they count again once it has greeted anew.
         for receiver in &silent {
-            if let Some(known) = all.get_mut(receiver) {
-                known.greeted = None;
-                known.silence.heard();
-            }
+            all.remove(receiver);
         }
         silent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use uuid::Uuid;
+
+    use super::*;
+
+    const HEARTBEAT: Heartbeat = Heartbeat {
+        interval: Duration::from_millis(400),
+        misses: 0,
+    };
+    /// Parts in which it is noticed.
+    const LIMIT: usize = 5;
+
+    fn greeted(visits: &[u64]) -> (Receivers, ReceiverId) {
+        let (receivers, receiver) = (Receivers::default(), Uuid::from_u128(1));
+        let destination = Destination {
+            engine: Arc::from([1]),
+            readers: Arc::new([0].into()),
+        };
+        for &visit in visits {
+            receivers.greet(receiver, visit, 0, destination.clone());
+        }
+        (receivers, receiver)
+    }
+
+    /// Whoever goes in whatever way is remembered by nothing, and asks as a stranger then.
+    #[test]
+    fn nothing_is_left_of_who_goes() {
+        for way in 0..3 {
+            let (receivers, receiver) = greeted(&[7]);
+            assert!(receivers.heard(receiver, 7));
+            match way {
+                0 => receivers.forget(receiver),
+                1 => {
+                    for _ in 1..LIMIT {
+                        assert!(receivers.forget_silent(&HEARTBEAT).is_empty());
+                    }
+                    assert_eq!(receivers.forget_silent(&HEARTBEAT), [receiver]);
+                }
+                _ => {
+                    assert!(receivers.hangs_up(receiver, 7));
+                    assert!(receivers.forget_away(receiver));
+                }
+            }
+            assert_eq!(receivers.len(), 0);
+            receivers.leaves(receiver, 0);
+            assert!(!receivers.heard(receiver, 7), "it must greet first");
+            assert!(matches!(receivers.reader(receiver, 0), Reader::Unknown));
+            assert!(!receivers.hangs_up(receiver, 7));
+            assert_eq!(receivers.len(), 0);
+        }
+    }
+
+    #[test]
+    fn a_connection_that_ends_is_not_the_one_that_was_made_since() {
+        let (receivers, receiver) = greeted(&[7, 8]);
+        assert!(!receivers.hangs_up(receiver, 7), "the other one stands");
+        assert!(!receivers.hangs_up(receiver, 7), "it has ended before");
+        assert!(receivers.hangs_up(receiver, 8));
+        assert!(receivers.heard(receiver, 9), "it has come back in time");
+        assert!(!receivers.forget_away(receiver));
+        // Also of one that was taken for silent, and greets over the connection that it has.
+        for _ in 0..LIMIT {
+            receivers.forget_silent(&HEARTBEAT);
+        }
+        let (again, _) = greeted(&[9]);
+        assert!(again.hangs_up(receiver, 9));
     }
 }

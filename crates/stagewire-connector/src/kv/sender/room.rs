@@ -55,7 +55,13 @@ impl Cell {
     }
 
     pub(super) fn bind(&self, rank: u32, attempt: Attempt, destination: &Destination) -> bool {
-        self.change(|room| room.bind(rank, attempt, destination))
+        let mut bound = false;
+        self.state.send_if_modified(|room| {
+            let known = room.is_read_by(attempt);
+            bound = room.bind(rank, attempt, destination);
+            bound && !known
+        });
+        bound
     }
 }
 

@@ -18,8 +18,8 @@ use crate::{PATIENCE, World};
 pub(super) struct Pair {
     pub(super) sender: Sender,
     pub(super) receiver: Receiver,
-    _prefill: Arc<Connector>,
-    _world: World,
+    pub(super) prefill: Arc<Connector>,
+    pub(super) world: World,
 }
 
 pub(super) fn geometry() -> Geometry {
@@ -50,8 +50,8 @@ pub(super) async fn pair(heartbeat: Heartbeat) -> Pair {
     Pair {
         sender,
         receiver,
-        _prefill: prefill,
-        _world: world,
+        prefill,
+        world,
     }
 }
 
