@@ -1,4 +1,4 @@
-use crate::{Event, Loss, OfferEnd, Outcome};
+use crate::{Discard, Event, Loss, OfferEnd, Outcome};
 
 /// What has happened, counted from the applied events, those of a replay included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -11,6 +11,13 @@ pub struct Counters {
     /// Those among the failed ones that had not begun by their queue deadline.
     pub jobs_dropped: u64,
     pub jobs_cancelled: u64,
+    /// Those among the failed ones that became dead letters.
+    pub dead_letters: u64,
+    pub dead_letters_redriven: u64,
+    /// Those that somebody did not want.
+    pub dead_letters_discarded: u64,
+    /// Those that made room for others.
+    pub dead_letters_crowded_out: u64,
     pub offers: u64,
     pub offers_declined: u64,
     pub offers_unanswered: u64,
@@ -37,12 +44,13 @@ pub struct Counters {
 impl Counters {
     pub(crate) fn count(&mut self, event: &Event) {
         if let Event::JobEnded {
-            outcome: Outcome::Failed(failure),
+            outcome: outcome @ Outcome::Failed(_),
             ..
         } = event
-            && failure.reason == "job.queue_deadline"
         {
-            self.jobs_dropped += 1;
+            let died = u64::from(outcome.is_death());
+            self.dead_letters += died;
+            self.jobs_dropped += 1 - died;
         }
         if let Event::JobSubmitted { terms, .. } = event {
             self.stages_skipped += terms.skip.len() as u64;
@@ -77,6 +85,11 @@ impl Counters {
             Event::PayloadReleased { .. } => &mut self.payloads_released,
             Event::PayloadLost { .. } => &mut self.payloads_lost,
             Event::StageReopened { .. } => &mut self.stages_reopened,
+            Event::JobRedriven { .. } => &mut self.dead_letters_redriven,
+            Event::DeadLetterDiscarded { why, .. } => match why {
+                Discard::Asked => &mut self.dead_letters_discarded,
+                Discard::Crowded => &mut self.dead_letters_crowded_out,
+            },
             Event::StageSkipped { .. } => &mut self.stages_skipped,
             Event::WorkerLost { .. } => &mut self.workers_lost,
             _ => return,

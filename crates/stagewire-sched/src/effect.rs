@@ -113,6 +113,8 @@ pub struct JobNotice {
 pub enum NoticeKind {
     /// The job was accepted.
     Submitted,
+    /// The dead letter has a new life: what was said of how it ended does not hold any more.
+    Redriven,
     /// The stage has all it needs and waits for a worker.
     Queued,
     /// The stage was offered to a worker.

@@ -4,7 +4,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
-use crate::{IdempotencyKey, Outcome, PayloadInfo, ResultInfo, Terms, WorkerInfo};
+use crate::{Discard, IdempotencyKey, Outcome, PayloadInfo, ResultInfo, Terms, WorkerInfo};
 
 /// A fact: something that was decided. State changes by events and by nothing else.
 ///
@@ -38,6 +38,8 @@ pub enum Event {
         batch: u32,
         ranks: Vec<Incarnation>,
         nbytes: u64,
+        /// The worker's name for people.
+        name: Arc<str>,
     },
     /// The attempt has published its output.
     Published { token: Token, payload: PayloadInfo },
@@ -49,8 +51,14 @@ pub enum Event {
     },
     /// The attempt failed; that counts against the stage.
     AttemptFailed { token: Token, failure: Failure },
-    /// The attempt is lost; that does not count against the stage.
-    AttemptLost { token: Token, loss: Loss, failure: Failure },
+    /// The attempt is lost with this worker, its own or another rank of that one's group; that does not count against the
+    /// stage.
+    AttemptLost {
+        token: Token,
+        worker: Incarnation,
+        loss: Loss,
+        failure: Failure,
+    },
     /// The attempt was revoked: nobody needs its output, or what it reads will never be complete.
     AttemptFenced { token: Token, failure: Failure },
     /// The bytes of the payload are gone, though somebody may need them.
@@ -77,6 +85,10 @@ pub enum Event {
     Paused,
     /// Jobs begin again.
     Resumed,
+    /// The dead letter has a new life.
+    JobRedriven { job: JobId },
+    /// The dead letter is a job that has failed, like others.
+    DeadLetterDiscarded { job: JobId, why: Discard },
 
     // Volatile.
     /// The worker's stream is up. `claimed` attempts go on, `stale` ones were told to stop, and `unclaimed` payloads
@@ -144,6 +156,20 @@ pub enum Loss {
 }
 
 impl Loss {
+    /// The loss in words: `worker_lost`, `unclaimed`, `not_running`, `grant_expired`, `no_progress`, `stopped` or
+    /// `input_lost`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::WorkerLost => "worker_lost",
+            Self::Unclaimed => "unclaimed",
+            Self::NotRunning => "not_running",
+            Self::GrantExpired => "grant_expired",
+            Self::NoProgress => "no_progress",
+            Self::Stopped => "stopped",
+            Self::InputLost => "input_lost",
+        }
+    }
+
     /// Whether the worker may still be running the attempt, so that its slot is not free yet.
     pub const fn keeps_slot(self) -> bool {
         matches!(self, Self::GrantExpired | Self::NoProgress)
@@ -191,7 +217,9 @@ impl Event {
             | Self::PayloadReleased { job, .. }
             | Self::StageReopened { job, .. }
             | Self::StageSkipped { job, .. }
-            | Self::RetryDue { job, .. } => Some(*job),
+            | Self::RetryDue { job, .. }
+            | Self::JobRedriven { job }
+            | Self::DeadLetterDiscarded { job, .. } => Some(*job),
             Self::AttemptGranted { token, .. }
             | Self::Published { token, .. }
             | Self::AttemptCompleted { token, .. }

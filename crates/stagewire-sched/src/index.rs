@@ -29,7 +29,9 @@ pub(crate) struct Index {
     pub(crate) active_bytes: u64,
     /// Jobs that are remembered, by state.
     pub(crate) states: JobTally,
-    /// Jobs that have ended, the first to end first.
+    /// Dead letters, the first to die first.
+    pub(crate) dead: BTreeSet<(Timestamp, JobId)>,
+    /// Other jobs that have ended, the first to end first.
     pub(crate) ended: BTreeSet<(Timestamp, JobId)>,
     /// Workers with payloads that are not published yet.
     pub(crate) unclaimed: BTreeSet<Incarnation>,
@@ -84,6 +86,8 @@ pub(crate) struct JobMark {
     nbytes: u64,
     state: usize,
     ended: Option<Timestamp>,
+    /// Where it is a dead letter.
+    died: Option<Timestamp>,
     cancel: Option<Timestamp>,
     drop: Option<Timestamp>,
     pub(crate) stages: Vec<StageMark>,
@@ -155,6 +159,7 @@ impl JobMark {
             nbytes: job.params.len() as u64,
             state: job.state.position(),
             ended: job.ended(),
+            died: job.died(),
             cancel: job.cancel_deadline(limits),
             drop: job.drop_deadline(topology),
             stages,
@@ -189,6 +194,7 @@ impl Index {
             active: BTreeSet::new(),
             active_bytes: 0,
             states: JobTally::default(),
+            dead: BTreeSet::new(),
             ended: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
             reserved_bytes: 0,
@@ -206,7 +212,8 @@ impl Index {
                 self.move_stage(job, StageIndex::new(position), &old, &new);
             }
         }
-        let whole = |mark: Option<&JobMark>| mark.map(|mark| (mark.state, mark.ended, mark.cancel, mark.drop));
+        let whole =
+            |mark: Option<&JobMark>| mark.map(|mark| (mark.state, mark.ended, mark.died, mark.cancel, mark.drop));
         if whole(before) == whole(after) {
             return;
         }
@@ -214,9 +221,10 @@ impl Index {
             self.states[mark.state] -= 1;
             self.timers.clear(mark.cancel, Timer::Cancel(mark.job));
             self.timers.clear(mark.drop, Timer::Drop(mark.job));
-            match mark.ended {
-                Some(at) => _ = self.ended.remove(&(at, mark.job)),
-                None => {
+            match (mark.died, mark.ended) {
+                (Some(at), _) => _ = self.dead.remove(&(at, mark.job)),
+                (None, Some(at)) => _ = self.ended.remove(&(at, mark.job)),
+                (None, None) => {
                     self.active.remove(&(mark.number, mark.job));
                     self.active_bytes -= mark.nbytes;
                 }
@@ -226,9 +234,10 @@ impl Index {
             self.states[mark.state] += 1;
             self.timers.set(mark.cancel, Timer::Cancel(mark.job));
             self.timers.set(mark.drop, Timer::Drop(mark.job));
-            match mark.ended {
-                Some(at) => _ = self.ended.insert((at, mark.job)),
-                None => {
+            match (mark.died, mark.ended) {
+                (Some(at), _) => _ = self.dead.insert((at, mark.job)),
+                (None, Some(at)) => _ = self.ended.insert((at, mark.job)),
+                (None, None) => {
                     self.active.insert((mark.number, mark.job));
                     self.active_bytes += mark.nbytes;
                 }

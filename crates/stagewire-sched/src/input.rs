@@ -37,6 +37,16 @@ pub enum Input {
         /// The job.
         job: JobId,
     },
+    /// Somebody wants a dead letter tried again.
+    Redrive {
+        /// The job.
+        job: JobId,
+    },
+    /// Nobody wants a dead letter.
+    Discard {
+        /// The job.
+        job: JobId,
+    },
     /// A worker's stream is up: for the first time, or again.
     WorkerAttached {
         /// The worker.

@@ -1,4 +1,5 @@
 mod apply;
+mod redrive;
 mod settle;
 mod skip;
 
@@ -8,8 +9,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Attempt, Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
-use crate::topology::ClassIndex;
-use crate::{Holder, IdempotencyKey, PayloadInfo, ResultInfo, Terms};
+use crate::topology::{ClassIndex, Topology};
+use crate::{AttemptLog, Holder, IdempotencyKey, PayloadInfo, ResultInfo, Terms};
 pub(crate) use skip::StageSet;
 
 /// People count from 1.
@@ -77,6 +78,10 @@ pub struct Job {
     pub(crate) params: Arc<str>,
     pub(crate) key: Option<IdempotencyKey>,
     pub(crate) submitted: Timestamp,
+    /// When its present life began: when it was submitted, or redriven last.
+    pub(crate) entered: Timestamp,
+    /// How often it was redriven.
+    pub(crate) redrives: u32,
     pub(crate) terms: Terms,
     /// Position of its class; follows from its name.
     #[serde(skip)]
@@ -89,17 +94,24 @@ pub struct Job {
     pub(crate) stages: Vec<StageRun>,
     pub(crate) next_attempt: u32,
     pub(crate) losses: Losses,
+    /// Workers that died, or stayed away too long, while they ran it: each once.
+    pub(crate) victims: Vec<Incarnation>,
+    /// Whether it is kept as a dead letter.
+    pub(crate) dead: bool,
+    pub(crate) attempts: AttemptLog,
 }
 
 /// What went wrong with a job without counting as a failure of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Losses {
-    /// Workers that died, or stayed away too long, while they ran it.
+    /// Workers that died, or stayed away too long, while they ran it, each counted once.
     pub killed_workers: u32,
     /// Attempts that fell silent, or were stopped unasked.
     pub expired: u32,
     /// Inputs that a consumer could not read.
     pub lost_inputs: u32,
+    /// Offers that no worker accepted, since the server started. They end no job: workers that do not take offers pause.
+    pub unaccepted: u32,
 }
 
 /// One stage of one job.
@@ -176,6 +188,8 @@ pub struct Running {
     pub token: Token,
     /// Who runs it.
     pub worker: Incarnation,
+    /// That worker's name for people.
+    pub name: Arc<str>,
     /// When it was granted.
     pub since: Timestamp,
     /// When it is lost unless it is renewed.
@@ -322,6 +336,27 @@ impl Phase {
 }
 
 impl StageRun {
+    /// Those of a job of which nothing has happened.
+    pub(crate) fn all(topology: &Topology, skipped: StageSet, at: Timestamp) -> Vec<Self> {
+        let run = |stage| Self {
+            name: topology.name(stage).clone(),
+            phase: if skipped.has(stage) {
+                Phase::Done { since: at, token: None }
+            } else {
+                Phase::Blocked {
+                    since: at,
+                    again: false,
+                }
+            },
+            output: Output::None,
+            failures: 0,
+            retry: None,
+            last_failure: None,
+            result: None,
+        };
+        topology.indices().map(run).collect()
+    }
+
     /// Its name.
     pub const fn name(&self) -> &StageName {
         &self.name
@@ -379,6 +414,21 @@ impl Job {
         self.submitted
     }
 
+    /// When its present life began: when it was submitted, or redriven last.
+    pub const fn entered(&self) -> Timestamp {
+        self.entered
+    }
+
+    /// How often it was redriven.
+    pub const fn redrives(&self) -> u32 {
+        self.redrives
+    }
+
+    /// What became of its attempts, those of earlier lives included.
+    pub const fn attempts(&self) -> &AttemptLog {
+        &self.attempts
+    }
+
     /// What was agreed when it was submitted: its class, deadline and shape, and what it skips.
     pub const fn terms(&self) -> &Terms {
         &self.terms
@@ -386,7 +436,7 @@ impl Job {
 
     /// When it is dropped, unless it has begun.
     pub fn due(&self) -> Option<Timestamp> {
-        Some(self.submitted + self.terms.queue_deadline?)
+        Some(self.entered + self.terms.queue_deadline?)
     }
 
     /// Where it is in its life.
@@ -427,7 +477,7 @@ impl Job {
             .filter_map(|stage| Some((&stage.name, stage.result.as_deref()?)))
     }
 
-    /// What went wrong without counting as a failure.
+    /// What went wrong in its present life without counting as a failure.
     pub const fn losses(&self) -> Losses {
         self.losses
     }

@@ -74,9 +74,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod attempts;
 mod backoff;
 mod by_id;
 mod counters;
+mod dead;
 mod effect;
 mod estimate;
 mod event;
@@ -96,8 +98,10 @@ mod topology;
 mod volume;
 mod worker;
 
+pub use attempts::{AttemptEnd, AttemptLog, EndedAttempt};
 pub use backoff::Backoff;
 pub use counters::Counters;
+pub use dead::{DeadLetter, DeathCause, Discard};
 pub use effect::{Decision, Effect, Holder, JobNotice, NoticeKind, Offer, OfferInput};
 pub use event::{Event, Loss, OfferEnd};
 pub use explain::{WaitCause, Waiting};

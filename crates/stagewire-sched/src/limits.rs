@@ -27,9 +27,12 @@ pub struct Limits {
     pub payload_bytes: Option<ByteCount>,
     /// Jobs that have ended and are remembered, at most; the one that ended first is forgotten first.
     pub max_ended: usize,
+    /// Dead letters that are kept beside those; the job that died first is discarded first.
+    pub max_dead_letters: usize,
     /// Slots that one worker may advertise, at most.
     pub max_slots: u32,
-    /// Workers that may die while they run a job, before the job is taken for the cause and fails.
+    /// Workers that may die while they run a job, each counted once, before the job is taken for the cause and fails. A
+    /// process that is started again is another worker.
     pub max_killed_workers: u32,
     /// Attempts of a job that may fall silent or stop unasked, before the job fails.
     pub max_expired: u32,
@@ -62,6 +65,7 @@ impl Default for Limits {
             max_queued_bytes: ByteCount(256 << 20),
             payload_bytes: None,
             max_ended: 10_000,
+            max_dead_letters: 1_000,
             max_slots: 1024,
             max_killed_workers: 3,
             max_expired: 3,

@@ -40,7 +40,7 @@ impl Rank {
         Self {
             new: !begun,
             fresh: !again,
-            due: job.due().unwrap_or(job.submitted + PATIENCE),
+            due: job.due().unwrap_or(job.entered + PATIENCE),
             number: job.number,
             job: job.id,
             shape: job.terms.shape,

@@ -59,6 +59,10 @@ pub enum Refusal {
     Draining,
     #[error("job {job} has already {state}")]
     JobEnded { job: JobId, state: &'static str },
+    #[error(
+        "job {job} is no dead letter: it is {state}, or was discarded; only a dead letter can be redriven or discarded"
+    )]
+    NotDead { job: JobId, state: &'static str },
     #[error("worker {worker} serves stage {stage}, which the pipeline does not have; it has {}", names(.known))]
     UnknownStage {
         worker: Incarnation,
@@ -162,6 +166,7 @@ impl Classify for Refusal {
             | Self::KeyConflict { .. }
             | Self::JobEnded { .. }
             | Self::RankTaken { .. }
+            | Self::NotDead { .. }
             | Self::WorkerChanged { .. }
             | Self::PublishedTwice { .. }
             | Self::PayloadInUse { .. } => ErrorClass::Conflict,
@@ -193,6 +198,7 @@ impl Classify for Refusal {
             Self::PayloadBytes { .. } => "credit.payload_bytes",
             Self::Draining => "server.draining",
             Self::JobEnded { .. } => "job.ended",
+            Self::NotDead { .. } => "job.not_dead",
             Self::UnknownStage { .. } | Self::UnknownSkip { .. } | Self::NoStage { .. } => "stage.unknown",
             Self::NothingToDo { .. } => "job.nothing_to_do",
             Self::Slots { .. } | Self::TooManyRunning { .. } => "worker.slots",
@@ -236,7 +242,9 @@ impl Classify for Refusal {
                 ("limit_bytes", limit.0.to_string()),
             ],
             Self::Draining => vec![],
-            Self::JobEnded { job, state } => vec![("job", job.to_string()), ("state", (*state).to_owned())],
+            Self::JobEnded { job, state } | Self::NotDead { job, state } => {
+                vec![("job", job.to_string()), ("state", (*state).to_owned())]
+            }
             Self::UnknownStage { worker, stage, .. } => {
                 vec![("worker", worker.to_string()), ("stage", stage.to_string())]
             }

@@ -5,6 +5,7 @@ mod batch;
 mod bytes;
 mod cancel;
 mod check;
+mod dead;
 mod drain;
 mod explain;
 mod group;
@@ -109,6 +110,8 @@ impl Sched {
                 urgency,
             } => self.submit(now, job, params, key, urgency),
             Input::Cancel { job } => self.cancel(now, job),
+            Input::Redrive { job } => self.redrive(now, job),
+            Input::Discard { job } => self.discard(job),
             Input::WorkerAttached {
                 worker,
                 running,

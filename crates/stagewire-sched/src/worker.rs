@@ -1,4 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use stagewire_core::{Failure, Incarnation, Member, PayloadId, StageName, Timestamp, Token};
 
@@ -15,6 +16,8 @@ pub struct Worker {
     pub(crate) place: Option<StageIndex>,
     /// `None` where it has not attached since the server restarted.
     pub(crate) info: Option<WorkerInfo>,
+    /// Its name for people, at hand for each attempt that it is granted.
+    pub(crate) name: Arc<str>,
     pub(crate) link: LinkState,
     pub(crate) draining: bool,
     /// When what it runs is taken from it, while it drains.
@@ -179,7 +182,7 @@ impl Worker {
     }
 
     /// A worker that is known only from what it runs and holds: it has not attached since the server restarted.
-    pub(crate) const fn ghost(
+    pub(crate) fn ghost(
         incarnation: Incarnation,
         stage: StageName,
         place: Option<StageIndex>,
@@ -190,6 +193,7 @@ impl Worker {
             stage,
             place,
             info: None,
+            name: "".into(),
             link: LinkState::Away { until },
             draining: false,
             drain_by: None,

@@ -25,6 +25,8 @@ struct State {
     /// The newest progress of each stage that runs, with the version in which it came.
     progress: BTreeMap<StageName, (u64, ProgressNote)>,
     version: u64,
+    /// Where the present life of the job begins among the notes.
+    life: usize,
     /// No more will come: the job has ended, or was forgotten.
     over: bool,
 }
@@ -99,6 +101,9 @@ impl History {
         {
             state.progress.remove(stage);
         }
+        if note.kind.is_first() {
+            (state.life, state.over) = (state.notes.len(), false);
+        }
         if note.kind.is_last() {
             state.progress.clear();
             state.over = true;
@@ -120,9 +125,10 @@ impl History {
         self.changed.notify_waiters();
     }
 
-    /// When the job was submitted.
+    /// When the job was submitted, or redriven last.
     pub(crate) fn begin(&self) -> Option<Timestamp> {
-        lock(&self.state).notes.first().map(|note| note.at)
+        let state = lock(&self.state);
+        state.notes.get(state.life).map(|note| note.at)
     }
 
     /// Everything so far.
@@ -130,11 +136,11 @@ impl History {
         lock(&self.state).notes.clone()
     }
 
-    /// What comes after the cursor, which moves on.
+    /// What comes after the cursor, which moves on. How an earlier life of the job went, and that it ended, is not news.
     pub(crate) fn news(&self, cursor: &mut Cursor) -> News {
         let state = lock(&self.state);
         let start = state.notes.partition_point(|note| Some(note.id) <= cursor.after);
-        let notes = state.notes[start..].to_vec();
+        let notes = state.notes[start.max(state.life)..].to_vec();
         let progress = state
             .progress
             .iter()
@@ -169,7 +175,7 @@ impl History {
 
 #[cfg(test)]
 mod tests {
-    use stagewire_core::Progress;
+    use stagewire_core::{Failure, Progress};
 
     use super::*;
 
@@ -215,6 +221,28 @@ mod tests {
         assert!(history.news(&mut cursor).notes.is_empty());
         history.push(note("2.4", NoteKind::Requeued(None)));
         assert_eq!(history.news(&mut cursor).notes.len(), 1);
+    }
+
+    #[test]
+    fn a_job_that_is_redriven_has_news_again_and_old_ends_are_none() {
+        let history = History::default();
+        history.push(note("1.1", NoteKind::Submitted));
+        let mut early = Cursor::default();
+        assert_eq!(history.news(&mut early).notes.len(), 1);
+        let failure = Failure::new(stagewire_core::ErrorClass::Internal, "test", "");
+        history.push(note("1.2", NoteKind::Failed(failure)));
+        assert!(history.news(&mut Cursor::default()).over);
+        history.push(note("1.3", NoteKind::Redriven));
+        for mut cursor in [early, Cursor::default()] {
+            let news = history.news(&mut cursor);
+            let kinds: Vec<_> = news.notes.iter().map(|note| note.kind.name()).collect();
+            assert_eq!((kinds, news.over), (vec!["redriven"], false));
+        }
+        history.progress(StageName::new("decode").unwrap(), progress(1));
+        assert_eq!(history.news(&mut Cursor::default()).progress.len(), 1);
+        assert_eq!(history.notes().len(), 3, "the timeline has them all");
+        history.push(note("1.4", NoteKind::Succeeded));
+        assert!(history.news(&mut Cursor::default()).over);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! HTTP for people and programs, and gRPC for workers on the same port.
 
+mod attempts;
 mod body;
+mod dead_letters;
 mod error;
 mod events;
 mod file;
@@ -77,6 +79,10 @@ pub(crate) fn router(app: Arc<App>, grpc: Router) -> Router {
         .route("/v1/jobs/{job}/artefacts/{artefact}", get(results::download))
         .route("/v1/jobs/{job}/timeline", get(timeline::json))
         .route("/v1/jobs/{job}/timeline.html", get(timeline::page_html))
+        .route("/v1/dead-letters", get(dead_letters::list))
+        .route("/v1/dead-letters/{job}", get(dead_letters::show))
+        .route("/v1/dead-letters/{job}/redrive", post(dead_letters::redrive))
+        .route("/v1/dead-letters/{job}/discard", post(dead_letters::discard))
         .route("/v1/inputs", post(inputs::upload))
         .route("/v1/inputs/{name}", get(inputs::download))
         .route("/v1/pipeline", get(pipeline::show))
@@ -146,6 +152,10 @@ fn route(path: &str) -> &'static str {
         ["v1", "jobs", _, "artefacts", _] => "/v1/jobs/{job}/artefacts/{artefact}",
         ["v1", "jobs", _, "timeline"] => "/v1/jobs/{job}/timeline",
         ["v1", "jobs", _, "timeline.html"] => "/v1/jobs/{job}/timeline.html",
+        ["v1", "dead-letters"] => "/v1/dead-letters",
+        ["v1", "dead-letters", _] => "/v1/dead-letters/{job}",
+        ["v1", "dead-letters", _, "redrive"] => "/v1/dead-letters/{job}/redrive",
+        ["v1", "dead-letters", _, "discard"] => "/v1/dead-letters/{job}/discard",
         ["v1", "inputs"] => "/v1/inputs",
         ["v1", "inputs", _] => "/v1/inputs/{name}",
         ["v1", "pipeline"] => "/v1/pipeline",

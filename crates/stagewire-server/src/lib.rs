@@ -30,6 +30,8 @@
 //! | `GET /v1/jobs/ID/events` | server-sent events until it has ended; resumes after `Last-Event-ID` |
 //! | `GET /v1/jobs/ID/result` | its files and what the last stage says of them; 409 unless it succeeded |
 //! | `GET /v1/jobs/ID/artefacts/ID` | one file |
+//! | `GET /v1/dead-letters`, `…/ID` | jobs that failed for good, with what became of their attempts |
+//! | `POST /v1/dead-letters/ID/redrive`, `…/discard` | tries one again under its id, 202; keeps it no longer |
 //! | `POST /v1/inputs` | keeps a picture, a clip or another file, named by its digest, for jobs to refer to; 201, or 200 again |
 //! | `GET /v1/inputs/NAME` | one of them |
 //! | `GET /v1/jobs/ID/timeline`, `…/timeline.html` | what ran when and where, and every chunk, as data and as a page |
@@ -40,7 +42,7 @@
 //!
 //! An event's data is `{"seq", "at_ns", "type", "stage", "attempt", "worker", …}`; `type` is `submitted`, `queued`,
 //! `offered`, `running`, `progress` (with `progress`), `published` (with `payload`), `chunk` (with `handover`),
-//! `stage_done`, `requeued` and `failed` (with `failure`), `cancelling`, `succeeded` or `cancelled`. Progress carries no
+//! `stage_done`, `requeued` and `failed` (with `failure`), `cancelling`, `succeeded`, `cancelled` or `redriven`. Progress carries no
 //! event id: it is a level, of which a watcher that comes late sees only the newest.
 //!
 //! ```

@@ -64,6 +64,7 @@ pub(crate) enum NoteKind {
     Succeeded,
     Failed(Failure),
     Cancelled,
+    Redriven,
 }
 
 impl NoteKind {
@@ -81,10 +82,16 @@ impl NoteKind {
             Self::Succeeded => "succeeded",
             Self::Failed(_) => "failed",
             Self::Cancelled => "cancelled",
+            Self::Redriven => "redriven",
         }
     }
 
-    /// Whether nothing comes after it.
+    /// Whether a life of the job begins with it.
+    pub(crate) const fn is_first(&self) -> bool {
+        matches!(self, Self::Submitted | Self::Redriven)
+    }
+
+    /// Whether nothing comes after it, unless the job is redriven.
     pub(crate) const fn is_last(&self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed(_) | Self::Cancelled)
     }

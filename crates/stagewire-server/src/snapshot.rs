@@ -102,6 +102,7 @@ pub(crate) struct Snapshot {
     pub(crate) bytes: Option<ByteCredit>,
     pub(crate) jobs: BTreeMap<&'static str, u64>,
     pub(crate) stages: Vec<StageSnapshot>,
+    pub(crate) dead_letters: u64,
     pub(crate) counters: Counters,
 }
 
@@ -167,6 +168,7 @@ impl Snapshot {
             bytes: sched.byte_credit(),
             jobs,
             stages,
+            dead_letters: sched.dead_letters().len() as u64,
             counters: sched.counters(),
         }
     }

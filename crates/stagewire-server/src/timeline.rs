@@ -121,6 +121,9 @@ impl Timeline {
         for note in notes {
             timeline.take(note);
         }
+        if !timeline.ended {
+            timeline.until = now;
+        }
         timeline
     }
 
@@ -136,6 +139,9 @@ impl Timeline {
                 lane.waiting = None;
             }
             return;
+        }
+        if note.kind.is_first() {
+            (self.ended, self.failure) = (false, None);
         }
         let Some(stage) = &note.stage else { return };
         let Some(lane) = self.lanes.iter_mut().find(|lane| lane.stage == *stage) else {

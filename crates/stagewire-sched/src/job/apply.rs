@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
-use stagewire_core::{Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
+use stagewire_core::{Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
 use super::{FIRST_ATTEMPT, Job, JobState, Losses, Offering, Output, Phase, Running, StageRun, StageSet};
 use crate::topology::{Flow, Link, StageIndex, Topology};
-use crate::{Event, IdempotencyKey, Limits, Loss, Terms};
+use crate::{AttemptEnd, AttemptLog, EndedAttempt, Event, IdempotencyKey, Limits, Loss, OfferEnd, Terms};
 
 impl Job {
     pub(crate) fn new(
@@ -17,35 +17,24 @@ impl Job {
         at: Timestamp,
     ) -> Self {
         let skipped = StageSet::of(topology, &terms.skip);
-        let stage = |stage: StageIndex| StageRun {
-            name: topology.name(stage).clone(),
-            phase: if skipped.has(stage) {
-                Phase::Done { since: at, token: None }
-            } else {
-                Phase::Blocked {
-                    since: at,
-                    again: false,
-                }
-            },
-            output: Output::None,
-            failures: 0,
-            retry: None,
-            last_failure: None,
-            result: None,
-        };
         let mut job = Self {
             id,
             number,
             params: Arc::clone(params),
             key: key.cloned(),
             submitted: at,
+            entered: at,
+            redrives: 0,
             terms: terms.clone(),
             class: topology.class_index(&terms.class),
             skipped,
             state: JobState::Active,
-            stages: topology.indices().map(stage).collect(),
+            stages: StageRun::all(topology, skipped, at),
             next_attempt: FIRST_ATTEMPT,
             losses: Losses::default(),
+            victims: Vec::new(),
+            dead: false,
+            attempts: AttemptLog::default(),
         };
         job.requeue(topology, at);
         job
@@ -63,7 +52,12 @@ impl Job {
     fn change(&mut self, topology: &Topology, limits: &Limits, at: Timestamp, event: &Event) -> Option<()> {
         match event {
             Event::Offered { .. } => self.offer(topology, limits, at, event),
-            Event::OfferEnded { token, .. } => self.end_offer(*token),
+            Event::OfferEnded { token, end } => {
+                self.end_offer(*token)?;
+                let unaccepted = u32::from(*end != OfferEnd::Withdrawn);
+                self.losses.unaccepted = self.losses.unaccepted.saturating_add(unaccepted);
+                Some(())
+            }
             Event::AttemptGranted { .. } => self.grant(topology, limits, at, event),
             Event::Renewed {
                 token,
@@ -86,10 +80,11 @@ impl Job {
             Event::AttemptCompleted { token, result, .. } => {
                 let stage = self.running(*token)?;
                 let last = topology.consumers(stage).is_empty();
-                let run = &mut self.stages[stage.get()];
-                if !last && run.output.live().is_none() {
+                if !last && self.run(stage).output.live().is_none() {
                     return None;
                 }
+                self.log(at, stage, AttemptEnd::Completed);
+                let run = &mut self.stages[stage.get()];
                 run.phase = Phase::Done {
                     since: at,
                     token: Some(*token),
@@ -100,18 +95,27 @@ impl Job {
             }
             Event::AttemptFailed { token, failure } => {
                 let spec = topology.spec(self.running(*token)?);
-                let run = self.end_attempt(at, *token, failure)?;
+                let run = self.end_attempt(at, *token, AttemptEnd::Failed(failure.clone()))?;
                 run.failures = run.failures.saturating_add(1);
                 let again = run.failures < spec.max_attempts;
                 run.retry = again.then(|| at + spec.backoff.after(run.failures, *token));
                 Some(())
             }
-            Event::AttemptLost { token, loss, failure } => {
-                self.end_attempt(at, *token, failure)?;
-                self.losses.count(*loss);
+            Event::AttemptLost {
+                token,
+                worker,
+                loss,
+                failure,
+            } => {
+                let (loss, failure) = (*loss, failure.clone());
+                self.end_attempt(at, *token, AttemptEnd::Lost { loss, failure })?;
+                self.count_loss(loss, *worker);
                 Some(())
             }
-            Event::AttemptFenced { token, failure } => self.end_attempt(at, *token, failure).map(drop),
+            Event::AttemptFenced { token, failure } => {
+                let end = AttemptEnd::Fenced(failure.clone());
+                self.end_attempt(at, *token, end).map(drop)
+            }
             Event::PayloadLost { stage, payload, .. } | Event::PayloadReleased { stage, payload, .. } => {
                 self.end_payload(topology, stage, *payload)
             }
@@ -153,12 +157,15 @@ impl Job {
                 let at_rest = |run: &StageRun| run.phase.worker().is_none() && run.output.live().is_none();
                 let ends = self.ended().is_none() && self.stages.iter().all(at_rest);
                 ends.then(|| {
+                    self.dead = outcome.is_death();
                     self.state = JobState::Ended {
                         outcome: outcome.clone(),
                         at,
                     };
                 })
             }
+            Event::JobRedriven { .. } => self.begin_again(topology, at),
+            Event::DeadLetterDiscarded { .. } => std::mem::take(&mut self.dead).then_some(()),
             _ => None,
         }
     }
@@ -217,6 +224,7 @@ impl Job {
             batch,
             ranks,
             nbytes,
+            name,
         } = event
         else {
             return None;
@@ -236,6 +244,7 @@ impl Job {
         run.phase = Phase::Running(Running {
             token,
             worker,
+            name: Arc::clone(name),
             since: at,
             deadline: at + limits.grant.min(topology.spec(stage).no_progress),
             progress: None,
@@ -289,15 +298,47 @@ impl Job {
     }
 
     /// Ends a running attempt without an output: what it published is void.
-    fn end_attempt(&mut self, at: Timestamp, token: Token, failure: &Failure) -> Option<&mut StageRun> {
+    fn end_attempt(&mut self, at: Timestamp, token: Token, end: AttemptEnd) -> Option<&mut StageRun> {
         let stage = self.running(token)?;
+        self.stages[stage.get()].last_failure = end.failure().cloned().map(Box::new);
+        self.log(at, stage, end);
         let run = &mut self.stages[stage.get()];
         run.phase = Phase::Blocked { since: at, again: true };
-        run.last_failure = Some(Box::new(failure.clone()));
         if let Some(payload) = run.output.live().map(|payload| payload.id) {
             run.output = Output::Gone { payload, sealed: false };
         }
         Some(run)
+    }
+
+    /// Writes down how the attempt that runs ended.
+    fn log(&mut self, at: Timestamp, stage: StageIndex, end: AttemptEnd) {
+        let run = self.run(stage);
+        if let Phase::Running(attempt) = &run.phase {
+            let ended = EndedAttempt {
+                token: attempt.token,
+                stage: run.name.clone(),
+                worker: attempt.worker,
+                name: Arc::clone(&attempt.name),
+                began: attempt.since,
+                ended: at,
+                end: end.shortened(),
+            };
+            self.attempts.push(ended);
+        }
+    }
+
+    fn count_loss(&mut self, loss: Loss, worker: Incarnation) {
+        let count = match loss {
+            Loss::WorkerLost if self.victims.contains(&worker) => return,
+            Loss::WorkerLost => {
+                self.victims.push(worker);
+                &mut self.losses.killed_workers
+            }
+            Loss::GrantExpired | Loss::NoProgress | Loss::Stopped => &mut self.losses.expired,
+            Loss::InputLost => &mut self.losses.lost_inputs,
+            Loss::Unclaimed | Loss::NotRunning => return,
+        };
+        *count = count.saturating_add(1);
     }
 
     fn end_payload(&mut self, topology: &Topology, stage: &StageName, payload: PayloadId) -> Option<()> {
@@ -392,17 +433,5 @@ impl Job {
     pub(crate) fn running(&self, token: Token) -> Option<StageIndex> {
         let stage = self.find(token)?;
         matches!(self.run(stage).phase, Phase::Running(_)).then_some(stage)
-    }
-}
-
-impl Losses {
-    fn count(&mut self, loss: Loss) {
-        let count = match loss {
-            Loss::WorkerLost => &mut self.killed_workers,
-            Loss::GrantExpired | Loss::NoProgress | Loss::Stopped => &mut self.expired,
-            Loss::InputLost => &mut self.lost_inputs,
-            Loss::Unclaimed | Loss::NotRunning => return,
-        };
-        *count = count.saturating_add(1);
     }
 }

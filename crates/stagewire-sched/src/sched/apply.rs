@@ -70,6 +70,7 @@ impl Sched {
                 self.insert_job(new);
                 true
             }
+            Event::JobRedriven { job } => self.begin_again(at, *job, event),
             Event::JobForgotten { job } => self.forget(*job),
             Event::WorkerAttached {
                 worker,
@@ -162,6 +163,7 @@ impl Sched {
             Event::StageReopened { job, .. }
             | Event::StageSkipped { job, .. }
             | Event::RetryDue { job, .. }
+            | Event::DeadLetterDiscarded { job, .. }
             | Event::JobCancelling { job }
             | Event::JobEnded { job, .. } => self.change_job(at, *job, event),
             Event::Renewed { token, .. } => self.renew_attempt(at, *token, event),
@@ -181,7 +183,7 @@ impl Sched {
     }
 
     fn forget(&mut self, job: JobId) -> bool {
-        if self.jobs.get(&job).is_none_or(|job| job.ended().is_none()) {
+        if self.jobs.get(&job).is_none_or(|job| job.ended().is_none() || job.dead) {
             return false;
         }
         if let Some(job) = self.jobs.remove(&job) {
@@ -192,6 +194,18 @@ impl Sched {
             }
         }
         true
+    }
+
+    /// A job that is redriven stands behind those that wait already.
+    fn begin_again(&mut self, at: Timestamp, job: JobId, event: &Event) -> bool {
+        let number = self.next_number;
+        let begins = self.update_job(job, |topology, limits, job| {
+            let begins = job.apply(topology, limits, at, event);
+            job.number = if begins { number } else { job.number };
+            begins
+        });
+        self.next_number += u64::from(begins);
+        begins
     }
 
     fn change_job(&mut self, at: Timestamp, job: JobId, event: &Event) -> bool {
@@ -434,6 +448,7 @@ impl Sched {
         }
         self.ensure_worker(incarnation, &info.stage);
         self.update_worker(incarnation, |worker| {
+            worker.name = info.name.as_str().into();
             worker.info = Some(info.clone());
             worker.link = LinkState::Attached;
             worker.paused_until = None;

@@ -126,6 +126,7 @@ impl Sched {
                     let message = format!("worker {worker} came back without attempt {token}");
                     Event::AttemptLost {
                         token,
+                        worker,
                         loss: Loss::NotRunning,
                         failure: Failure::new(ErrorClass::Unavailable, "attempt.not_running", message),
                     }

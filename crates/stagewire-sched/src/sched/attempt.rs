@@ -141,12 +141,22 @@ impl Sched {
                     match lost {
                         Some(payload) => {
                             let loss = Loss::InputLost;
-                            job.push(Event::AttemptLost { token, loss, failure });
+                            job.push(Event::AttemptLost {
+                                token,
+                                worker,
+                                loss,
+                                failure,
+                            });
                             job.lose_payload(payload);
                         }
                         None if failure.class == ErrorClass::Cancelled => {
                             let loss = Loss::Stopped;
-                            job.push(Event::AttemptLost { token, loss, failure });
+                            job.push(Event::AttemptLost {
+                                token,
+                                worker,
+                                loss,
+                                failure,
+                            });
                         }
                         None => {
                             if !may_pass(failure.class) {
@@ -173,6 +183,7 @@ impl Sched {
                 let message = format!("worker {worker} stopped attempt {token} unasked");
                 job.push(Event::AttemptLost {
                     token,
+                    worker,
                     loss: Loss::Stopped,
                     failure: Failure::new(ErrorClass::Unavailable, "attempt.stopped", message),
                 });
@@ -229,7 +240,14 @@ impl Sched {
             let failure = Failure::new(ErrorClass::Deadline, "grant.expired", message);
             (Loss::GrantExpired, failure)
         };
-        plan.change(job, |job| job.push(Event::AttemptLost { token, loss, failure }));
+        plan.change(job, |job| {
+            job.push(Event::AttemptLost {
+                token,
+                worker,
+                loss,
+                failure,
+            });
+        });
         plan.decision
     }
 }

@@ -144,6 +144,7 @@ impl JobPlan<'_, '_> {
         let message = format!("rank {worker} does not run attempt {token}: {}", failure.message);
         self.push(Event::AttemptLost {
             token,
+            worker,
             loss: Loss::Stopped,
             failure: Failure::new(ErrorClass::Unavailable, "attempt.stopped", message),
         });

@@ -48,6 +48,7 @@ impl Sched {
             plan.change(job, |job| {
                 job.end_slots(incarnation, &belongings.slots, |token| Event::AttemptLost {
                     token,
+                    worker: incarnation,
                     loss,
                     failure: lost_with(worker, token, why),
                 });

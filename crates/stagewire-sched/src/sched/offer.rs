@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use stagewire_core::{ErrorClass, Failure, Incarnation, JobId, Timestamp, Token};
 
 use super::Sched;
@@ -155,6 +157,7 @@ impl Sched {
                     batch: offer.batch,
                     nbytes: offer.nbytes,
                     ranks: ranks.clone(),
+                    name: Arc::clone(&known.name),
                 };
                 plan.effect(Effect::Grant { worker, token });
                 if let Some(job) = self.jobs.get(&token.job) {

@@ -272,7 +272,9 @@ impl JobPlan<'_, '_> {
                     self.count_stopping(*token);
                 }
             }
-            Event::AttemptLost { token, loss, failure } => {
+            Event::AttemptLost {
+                token, loss, failure, ..
+            } => {
                 self.void(*token);
                 if loss.keeps_slot() || self.draft.job.is_of_group(*token) {
                     self.cancel_attempt(*token, failure.clone());
@@ -305,6 +307,7 @@ impl JobPlan<'_, '_> {
                     self.plan.release(holder, payload.id);
                 }
             }
+            Event::JobRedriven { .. } => self.plan.notice_job(self.draft.job.id, NoticeKind::Redriven),
             Event::JobCancelling { .. } => self.plan.notice_job(self.draft.job.id, NoticeKind::Cancelling),
             _ => (),
         }

@@ -122,6 +122,7 @@ impl Sched {
     fn durable(job: &Job) -> Job {
         let mut job = job.clone();
         job.next_attempt = FIRST_ATTEMPT;
+        job.losses.unaccepted = 0;
         for run in &mut job.stages {
             match &mut run.phase {
                 Phase::Offered(offer) => {

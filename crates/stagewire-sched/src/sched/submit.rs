@@ -5,6 +5,7 @@ use stagewire_core::{ByteCount, ErrorClass, Failure, JobId, Timestamp};
 
 use super::Sched;
 use super::plan::Plan;
+use crate::dead::DROPPED;
 use crate::job::{Job, StageSet};
 use crate::topology::StageIndex;
 use crate::{Decision, Effect, Event, IdempotencyKey, JobNotice, NoticeKind, Refusal, Terms, Urgency};
@@ -44,21 +45,10 @@ impl Sched {
                 ..Decision::default()
             });
         }
-        if self.draining {
-            return Err(Refusal::Draining);
-        }
         if self.jobs.contains_key(&job) {
             return Err(Refusal::DuplicateJob { job });
         }
-        let (queued, limit) = (self.index.active.len(), self.limits.max_queued);
-        if queued >= limit {
-            return Err(Refusal::QueueFull { queued, limit });
-        }
-        let nbytes = ByteCount(params.len() as u64);
-        let (queued, limit) = (ByteCount(self.index.active_bytes), self.limits.max_queued_bytes);
-        if queued.0.saturating_add(nbytes.0) > limit.0 {
-            return Err(Refusal::QueueBytes { nbytes, queued, limit });
-        }
+        self.has_room(ByteCount(params.len() as u64))?;
         self.check_bytes(urgency.shape)?;
         let terms = self.terms(urgency)?;
         let mut plan = Plan::new(self, now);
@@ -81,6 +71,22 @@ impl Sched {
             },
         );
         Ok(plan.decision)
+    }
+
+    /// Whether a job with parameters of so many bytes is taken.
+    pub(super) fn has_room(&self, nbytes: ByteCount) -> Result<(), Refusal> {
+        if self.draining {
+            return Err(Refusal::Draining);
+        }
+        let (queued, limit) = (self.index.active.len(), self.limits.max_queued);
+        if queued >= limit {
+            return Err(Refusal::QueueFull { queued, limit });
+        }
+        let (queued, limit) = (ByteCount(self.index.active_bytes), self.limits.max_queued_bytes);
+        if queued.0.saturating_add(nbytes.0) > limit.0 {
+            return Err(Refusal::QueueBytes { nbytes, queued, limit });
+        }
+        Ok(())
     }
 
     /// What is agreed with somebody who submits a job.
@@ -125,7 +131,7 @@ impl Sched {
     pub(super) fn drop_late(&self, now: Timestamp, job: JobId) -> Decision {
         let mut plan = Plan::new(self, now);
         plan.change(job, |job| {
-            let (waited, terms) = (now.since(job.job().submitted), &job.job().terms);
+            let (waited, terms) = (now.since(job.job().entered), &job.job().terms);
             let message = format!(
                 "job {} of class {} had not begun {waited:.1?} after it was submitted and was dropped, as its queue \
                  deadline is {:.1?}; submit it again when less waits, give it a longer deadline, or add workers",
@@ -133,7 +139,7 @@ impl Sched {
                 terms.class,
                 terms.queue_deadline.unwrap_or_default(),
             );
-            job.doom(Failure::new(ErrorClass::Deadline, "job.queue_deadline", message));
+            job.doom(Failure::new(ErrorClass::Deadline, DROPPED, message));
         });
         plan.decision
     }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use stagewire_core::{Attempt, Epoch, ErrorClass, Incarnation, JobId, PayloadId, Timestamp, Token};
-use stagewire_sched::{Event, Loss, OfferEnd, Outcome, Sched, Terms};
+use stagewire_sched::{Discard, Event, Loss, OfferEnd, Outcome, Sched, Terms};
 
 use crate::world::{World, failure, name, payload_info, video, worker_info};
 
@@ -43,6 +43,7 @@ fn events(world: &mut World) -> Vec<Event> {
             batch: 1,
             nbytes: 1,
             ranks: vec![Incarnation(world.id())],
+            name: "encode-0".into(),
         },
         Event::Published {
             token,
@@ -59,6 +60,7 @@ fn events(world: &mut World) -> Vec<Event> {
         },
         Event::AttemptLost {
             token,
+            worker,
             loss: Loss::WorkerLost,
             failure: failure.clone(),
         },
@@ -91,6 +93,11 @@ fn events(world: &mut World) -> Vec<Event> {
         },
         Event::Paused,
         Event::Resumed,
+        Event::JobRedriven { job },
+        Event::DeadLetterDiscarded {
+            job,
+            why: Discard::Asked,
+        },
         Event::WorkerAttached {
             worker: worker_info(worker, "encode", 1),
             claimed: vec![token],
@@ -170,5 +177,5 @@ fn only_what_must_outlive_the_server_is_durable() {
     let mut world = World::new(video());
     let durable: Vec<bool> = events(&mut world).iter().map(Event::is_durable).collect();
     assert!(durable.is_sorted_by(|a, b| a >= b), "durable variants come first");
-    assert_eq!(durable.iter().filter(|durable| **durable).count(), 19);
+    assert_eq!(durable.iter().filter(|durable| **durable).count(), 21);
 }

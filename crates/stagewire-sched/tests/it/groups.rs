@@ -124,6 +124,22 @@ fn whoever_is_lost_ends_the_attempt_on_every_rank() {
 }
 
 #[test]
+fn a_job_that_kills_one_rank_after_the_other_is_in_quarantine() {
+    let mut world = video();
+    let [zero, mut one] = group::<2>(&mut world, "g");
+    let job = world.submit();
+    for _ in 0..world.sched.limits().max_killed_workers {
+        assert_eq!(world.state(job), "active");
+        let token = world.accept(zero);
+        world.lose(one);
+        world.stop(zero, token);
+        one = Incarnation(world.id());
+        attach_as(&mut world, info(one, "g", 1, 2), vec![]);
+    }
+    assert_eq!((world.state(job), world.dead()), ("failed", vec![job]));
+}
+
+#[test]
 fn a_failure_on_any_rank_ends_the_attempt_on_all() {
     for failing in [0, 1] {
         let mut world = video();

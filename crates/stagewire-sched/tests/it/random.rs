@@ -61,6 +61,7 @@ fn shapes() -> Vec<Topology> {
 fn limits() -> Limits {
     Limits {
         max_ended: 1_000,
+        max_dead_letters: 2,
         // Bounds that end jobs would hide what goes wrong in those that go on.
         max_killed_workers: 1_000,
         max_expired: 1_000,
@@ -120,6 +121,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (pick(), prop::option::weighted(0.2, 1..90_u64)).prop_map(|(class, deadline)| Op::Submit(class, deadline)),
         1 => pick().prop_map(Op::Cancel),
+        1 => pick().prop_map(Op::Redrive),
+        1 => pick().prop_map(Op::Discard),
         4 => (pick(), 1..4u32).prop_map(|(stage, slots)| Op::Start(stage, slots)),
         20 => pick().prop_map(Op::Deliver),
         20 => pick().prop_map(Op::Hear),

@@ -150,6 +150,17 @@ impl World {
                     let seen = self.inputs.insert(offer.token, inputs);
                     assert!(seen.is_none(), "token {} was offered twice", offer.token);
                 }
+                Effect::Job(JobNotice {
+                    job,
+                    kind: NoticeKind::Redriven,
+                    ..
+                }) => {
+                    let ended = self.ended.remove(job);
+                    assert!(
+                        matches!(ended, Some(NoticeKind::Failed(_))),
+                        "job {job} was redriven after {ended:?}"
+                    );
+                }
                 Effect::Job(JobNotice { job, kind, .. })
                     if matches!(
                         kind,
@@ -391,6 +402,19 @@ impl World {
         self.does(Input::Cancel { job });
     }
 
+    pub(crate) fn redrive(&mut self, job: JobId) {
+        self.does(Input::Redrive { job });
+    }
+
+    pub(crate) fn discard(&mut self, job: JobId) {
+        self.does(Input::Discard { job });
+    }
+
+    /// Dead letters, the first to die first.
+    pub(crate) fn dead(&self) -> Vec<JobId> {
+        self.sched.dead_letters().map(|letter| letter.job.id()).collect()
+    }
+
     pub(crate) fn lose(&mut self, worker: Incarnation) {
         self.does(Input::WorkerLost { worker });
     }
@@ -491,6 +515,7 @@ impl World {
         let word = |notice: &JobNotice| {
             let kind = match &notice.kind {
                 NoticeKind::Submitted => "submitted",
+                NoticeKind::Redriven => "redriven",
                 NoticeKind::Queued => "queued",
                 NoticeKind::Offered => "offered",
                 NoticeKind::Running => "running",

@@ -134,6 +134,7 @@ impl Batch {
         let mut kinds = Vec::new();
         match kind {
             Notice::Submitted => kinds.push(NoteKind::Submitted),
+            Notice::Redriven => kinds.push(NoteKind::Redriven),
             Notice::Queued => kinds.push(NoteKind::Queued),
             Notice::Offered => kinds.push(NoteKind::Offered),
             Notice::Running => kinds.push(NoteKind::Running),

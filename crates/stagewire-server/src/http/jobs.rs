@@ -16,7 +16,7 @@ use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::ApiError;
-use super::{App, Shared, body, query, waiting};
+use super::{App, Shared, attempts, body, query, waiting};
 use crate::driver::DriveError;
 use crate::inputs::Pins;
 use crate::nearest::known;
@@ -27,8 +27,6 @@ const KEY: &str = "idempotency-key";
 const KEY_LEN: usize = 255;
 /// Members of the body of a submission.
 const MEMBERS: [&str; 4] = ["params", "class", "queue_deadline_s", "pipeline"];
-/// Jobs in one answer: by default, and at most.
-const PAGE: (usize, usize) = (100, 1000);
 
 /// The job that a path names.
 pub(super) fn id(text: &str) -> Result<JobId, ApiError> {
@@ -97,15 +95,18 @@ async fn decide(app: &Arc<App>, input: Input, pins: Pins) -> Result<Option<JobId
         decided
     });
     let decided = deciding.await.unwrap_or(Err(DriveError::Stopped));
-    decided.map_err(|error| {
-        let full = error.reason() == "queue.full";
-        let answer = ApiError::from(error);
-        if full {
-            answer.after(app.pace.next_end(Instant::now()))
-        } else {
-            answer
-        }
-    })
+    decided.map_err(|error| refused(app, error))
+}
+
+/// What a client is told whose job is not taken; a full queue says when to try again.
+pub(super) fn refused(app: &App, error: DriveError) -> ApiError {
+    let full = error.reason() == "queue.full";
+    let answer = ApiError::from(error);
+    if full {
+        answer.after(app.pace.next_end(Instant::now()))
+    } else {
+        answer
+    }
 }
 
 /// The parameters in the body of a submission, and how urgent it is.
@@ -196,18 +197,7 @@ pub(super) async fn list(State(app): Shared, uri: Uri) -> Result<Json<Value>, Ap
         return Err(query::wrong(format!("there is no state {}{hint}", query::shown(state))));
     }
     let before = query.get("before").map(|before| id(before)).transpose()?;
-    let limit = match query.get("limit").map(|limit| (limit, limit.parse::<usize>())) {
-        None => PAGE.0,
-        Some((_, Ok(limit))) => limit.clamp(1, PAGE.1),
-        Some((limit, Err(_))) => {
-            let message = format!(
-                "\"limit\" is {}; it must be a number of 1 to {}",
-                query::shown(limit),
-                PAGE.1
-            );
-            return Err(query::wrong(message));
-        }
-    };
+    let limit = query::limit(&query)?;
     let jobs = app.driver.look(move |sched, _| {
         let names = Names::of(sched);
         let wanted = |job: &&Job| {
@@ -239,7 +229,7 @@ pub(super) async fn cancel(State(app): Shared, Path(job): Path<String>) -> Resul
     Ok((StatusCode::ACCEPTED, Json(show_job(&app, job).await?)))
 }
 
-async fn show_job(app: &App, job: JobId) -> Result<Value, ApiError> {
+pub(super) async fn show_job(app: &App, job: JobId) -> Result<Value, ApiError> {
     let json = app
         .driver
         .look(move |sched, now| sched.job(job).map(|found| full(sched, now, found)));
@@ -283,15 +273,25 @@ fn summary(job: &Job, names: &Names) -> Value {
     json
 }
 
+/// What went wrong with it without counting as a failure of a stage.
+pub(super) fn losses(job: &Job) -> Value {
+    json!({
+        "killed_workers": job.losses().killed_workers,
+        "expired": job.losses().expired,
+        "lost_inputs": job.losses().lost_inputs,
+        "unaccepted_offers": job.losses().unaccepted,
+    })
+}
+
 fn full(sched: &Sched, now: Timestamp, job: &Job) -> Value {
     let names = Names::of(sched);
     let mut json = summary(job, &names);
     json["params"] = serde_json::from_str(job.params()).unwrap_or_default();
-    json["losses"] = json!({
-        "killed_workers": job.losses().killed_workers,
-        "expired": job.losses().expired,
-        "lost_inputs": job.losses().lost_inputs,
-    });
+    json["losses"] = losses(job);
+    json["attempts"] = attempts::json(job.attempts());
+    json["attempts_dropped"] = json!(job.attempts().dropped());
+    json["redrives"] = json!(job.redrives());
+    json["dead_letter"] = json!(job.dead_letter().is_some());
     let waiting = sched.explain(now, job.id());
     json["waiting"] = waiting.iter().map(|waiting| waiting::json(waiting, &names)).collect();
     let url = format!("/v1/jobs/{}", job.id());

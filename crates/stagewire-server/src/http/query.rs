@@ -10,6 +10,8 @@ use crate::nearest::known;
 
 /// Longest piece of a query that an error repeats, in characters.
 const SHOWN: usize = 64;
+/// Entries of a page: by default, and at most.
+const PAGE: (usize, usize) = (100, 1000);
 
 /// The parameters of a query by name: only these names, and each of them once.
 pub(super) fn read(uri: &Uri, names: &[&'static str]) -> Result<BTreeMap<&'static str, String>, ApiError> {
@@ -27,6 +29,21 @@ pub(super) fn read(uri: &Uri, names: &[&'static str]) -> Result<BTreeMap<&'stati
         }
     }
     Ok(found)
+}
+
+/// How many a page may have, by its parameter `limit`.
+pub(super) fn limit(query: &BTreeMap<&'static str, String>) -> Result<usize, ApiError> {
+    match query.get("limit").map(|limit| (limit, limit.parse::<usize>())) {
+        None => Ok(PAGE.0),
+        Some((_, Ok(limit))) => Ok(limit.clamp(1, PAGE.1)),
+        Some((limit, Err(_))) => {
+            let limit = shown(limit);
+            Err(wrong(format!(
+                "\"limit\" is {limit}; it must be a number of 1 to {}",
+                PAGE.1
+            )))
+        }
+    }
 }
 
 /// A query that the route does not take.

@@ -103,7 +103,10 @@ impl Inputs {
     async fn needed(&self, driver: &Driver) -> Result<Needed, DriveError> {
         let uses = lock(&self.state).uses;
         let live = driver.look(|sched, _| {
-            let live = sched.jobs().filter(|job| job.outcome().is_none());
+            // Dead letters may be redriven.
+            let live = sched
+                .jobs()
+                .filter(|job| job.outcome().is_none() || job.dead_letter().is_some());
             live.map(|job| Arc::clone(job.params())).collect::<Vec<_>>()
         });
         let names = live

@@ -120,6 +120,15 @@ impl Scrape {
                 ("cancelled", c.jobs_cancelled),
             ],
         );
+        let dead_letters = family(
+            "event",
+            &[
+                ("died", c.dead_letters),
+                ("redriven", c.dead_letters_redriven),
+                ("discarded", c.dead_letters_discarded),
+                ("crowded_out", c.dead_letters_crowded_out),
+            ],
+        );
         let offers = family(
             "event",
             &[
@@ -158,6 +167,7 @@ impl Scrape {
         );
         let workers = family("event", &[("lost", c.workers_lost)]);
         registry.register("sched_jobs", "What has happened to jobs since the journal began", jobs);
+        registry.register("sched_dead_letters", "What has happened to dead letters", dead_letters);
         registry.register("sched_offers", "What has happened to offers", offers);
         registry.register("sched_attempts", "What has happened to attempts", attempts);
         registry.register("sched_payloads", "What has happened to payloads", payloads);
@@ -173,6 +183,11 @@ impl Scrape {
                 "worker_streams_count",
                 "Streams of workers that are up",
                 self.streams as u64,
+            ),
+            (
+                "sched_dead_letters_count",
+                "Jobs that failed and are kept to be redriven or discarded",
+                self.snapshot.dead_letters,
             ),
             (
                 "store_payloads_count",

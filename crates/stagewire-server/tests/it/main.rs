@@ -3,6 +3,7 @@
 mod child;
 mod config;
 mod crash;
+mod dead_letters;
 mod events;
 mod http;
 mod inputs;

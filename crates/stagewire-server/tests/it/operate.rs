@@ -93,7 +93,8 @@ async fn what_runs_at_the_deadline_of_a_pool_runs_again_elsewhere() {
     let (run, losses) = after.await;
     assert!(run["attempt"].as_u64() > before["attempt"].as_u64(), "{run}");
     assert_eq!(run["failures"], 0);
-    assert_eq!(losses, json!({"killed_workers": 0, "expired": 0, "lost_inputs": 0}));
+    let counted = ["killed_workers", "expired", "lost_inputs"].map(|loss| losses[loss].as_u64());
+    assert_eq!(counted, [Some(0); 3], "{losses}");
     cancel(&api, &job).await;
     api.until(&job, &["cancelled"]).await;
     workers.close().await;

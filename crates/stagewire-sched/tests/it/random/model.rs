@@ -13,6 +13,9 @@ pub(super) enum Op {
     /// A job of some class and shape, with a queue deadline in seconds.
     Submit(u8, Option<u64>),
     Cancel(u8),
+    /// Somebody wants a job tried again that may be a dead letter, or does not want it any more.
+    Redrive(u8),
+    Discard(u8),
     /// A worker process starts and attaches.
     Start(u8, u32),
     /// A message of a worker reaches the scheduler.
@@ -90,11 +93,9 @@ impl Model {
                 // It may skip all that there is to do.
                 self.jobs.extend(self.world.submit_as(urgency));
             }
-            Op::Cancel(pick) => {
-                if let Some(job) = self.jobs.get(usize::from(pick) % self.jobs.len().max(1)).copied() {
-                    self.input(Input::Cancel { job });
-                }
-            }
+            Op::Cancel(pick) => _ = self.pick_job(pick).map(|job| self.input(Input::Cancel { job })),
+            Op::Redrive(pick) => _ = self.pick_job(pick).map(|job| self.input(Input::Redrive { job })),
+            Op::Discard(pick) => _ = self.pick_job(pick).map(|job| self.input(Input::Discard { job })),
             Op::Start(pick, slots) => {
                 if self.agents.len() < 12 {
                     let stage = self.stages[usize::from(pick) % self.stages.len()].clone();
@@ -209,6 +210,10 @@ impl Model {
         let skips = |stage: usize| pick % 5 == 4 && usize::from(pick / 5) % stages.len() == stage;
         let stages = stages.iter().enumerate().filter(|(stage, _)| skips(*stage));
         stages.map(|(_, spec)| spec.name.clone()).collect()
+    }
+
+    fn pick_job(&self, pick: u8) -> Option<JobId> {
+        self.jobs.get(usize::from(pick) % self.jobs.len().max(1)).copied()
     }
 
     /// An input that may well be refused.
