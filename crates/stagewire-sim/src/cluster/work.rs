@@ -252,7 +252,7 @@ impl Cluster<'_> {
             return;
         };
         if let Some(task) = self.leave(place) {
-            let failure = Failure::new(ErrorClass::Unavailable, "payload.lost", "the holder is gone");
+            let failure = Failure::new(ErrorClass::Unavailable, "payload.gone", "the holder is gone");
             self.tell(Input::Failed {
                 worker,
                 token: task.token,

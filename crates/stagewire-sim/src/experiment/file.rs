@@ -283,9 +283,9 @@ fn arrivals(
         (Some(name), None, None) => Ok(Arrivals::Trace(trace::parse(&open(name)?, classes)?)),
         (None, Some(jobs), Some(rate)) => {
             let rate = number("arrivals.rate-per-s", rate, 1e-9, 1e6)?;
-            let burst = number("arrivals.burst", file.burst.unwrap_or(1.0), 1.0, 1e6)?;
+            let burst = number("burst", file.burst.unwrap_or(1.0), 1.0, 1e6)?;
             if !(1..=10_000_000).contains(&jobs) {
-                return Err(wrong("arrivals.jobs", &jobs.to_string(), "1 to 10000000"));
+                return Err(wrong("jobs", &jobs.to_string(), "1 to 10000000"));
             }
             Ok(Arrivals::Model { jobs, rate, burst })
         }

@@ -187,7 +187,7 @@ fn what_is_wrong_with_an_experiment_is_said() {
     let good = "arrivals = { jobs = 10, rate-per-s = 1.0 }\nstage = [{ name = 'a', workers = 1, time-s = 1.0 }]";
     parse(good);
     for (from, to, reason, words) in [
-        ("jobs = 10", "jobs = 0", "sim.experiment", "arrivals.jobs is 0"),
+        ("jobs = 10", "jobs = 0", "sim.experiment", "jobs is 0"),
         (
             "rate-per-s = 1.0",
             "rate-per-s = nan",

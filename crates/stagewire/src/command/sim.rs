@@ -174,13 +174,13 @@ fn read(args: &FileArgs) -> Result<Experiment, Fault> {
 fn write(dir: &Path, report: &Report) -> Result<(), Fault> {
     let failed = |error| Fault::failed(format!("cannot write to {}: {error}", dir.display()));
     std::fs::create_dir_all(dir).map_err(failed)?;
-    for (name, text) in [
-        ("jobs.csv", report.jobs_csv()),
-        ("levels.csv", report.samples_csv()),
-        ("latency.svg", report.latency_svg()),
-        ("queues.svg", report.queues_svg()),
+    for (name, kind, text) in [
+        ("jobs", "csv", report.jobs_csv()),
+        ("levels", "csv", report.samples_csv()),
+        ("latency", "svg", report.latency_svg()),
+        ("queues", "svg", report.queues_svg()),
     ] {
-        std::fs::write(dir.join(format!("{}-{name}", report.layout)), text).map_err(failed)?;
+        std::fs::write(dir.join(format!("{}-{name}.{kind}", report.layout)), text).map_err(failed)?;
     }
     Ok(())
 }
