@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 47] = [
+const OTHER: [&str; 48] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -84,6 +84,7 @@ const OTHER: [&str; 47] = [
     "store.lock",
     "timeline.html",
     "token.job",
+    "work.py",
     "worker.away",
     "worker.drain",
     "worker.resume",

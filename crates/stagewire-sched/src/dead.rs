@@ -5,9 +5,6 @@ use stagewire_core::{Failure, Timestamp};
 
 use crate::{Job, JobState, Outcome};
 
-/// Reason of the failure of a job that had not begun by its queue deadline.
-pub(crate) const DROPPED: &str = "job.queue_deadline";
-
 /// A job that failed for good. It is kept, with its inputs, until it is redriven or discarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeadLetter<'a> {
@@ -76,7 +73,7 @@ pub enum Discard {
 impl Outcome {
     /// Whether a job that ended so is a dead letter: it failed, and not because nobody waits for it any more.
     pub(crate) fn is_death(&self) -> bool {
-        matches!(self, Self::Failed(failure) if failure.reason != DROPPED)
+        matches!(self, Self::Failed(failure) if failure.reason != "job.queue_deadline")
     }
 }
 

@@ -5,7 +5,6 @@ use stagewire_core::{ByteCount, ErrorClass, Failure, JobId, Timestamp};
 
 use super::Sched;
 use super::plan::Plan;
-use crate::dead::DROPPED;
 use crate::job::{Job, StageSet};
 use crate::topology::StageIndex;
 use crate::{Decision, Effect, Event, IdempotencyKey, JobNotice, NoticeKind, Refusal, Terms, Urgency};
@@ -139,7 +138,7 @@ impl Sched {
                 terms.class,
                 terms.queue_deadline.unwrap_or_default(),
             );
-            job.doom(Failure::new(ErrorClass::Deadline, DROPPED, message));
+            job.doom(Failure::new(ErrorClass::Deadline, "job.queue_deadline", message));
         });
         plan.decision
     }

@@ -45,7 +45,7 @@ impl Cluster {
         let current = files.maximum;
         setrlimit(Resource::Nofile, Rlimit { current, ..files }).context("cannot raise the limit of open files")?;
         let dir = tempfile::tempdir()?;
-        let [file, run, data_dir] = ["bench.toml", "run", "data"].map(|name| dir.path().join(name));
+        let [file, run, data_dir] = ["stagewire.toml", "run", "data"].map(|name| dir.path().join(name));
         std::fs::write(&file, PIPELINE)?;
         std::fs::write(dir.path().join("work.py"), "")?;
         let mut child = Command::new("/proc/self/exe")
