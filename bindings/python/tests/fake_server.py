@@ -74,6 +74,13 @@ class FakeServer:
                 elif self.path == f"/v1/jobs/{JOB}/cancel":
                     fake.job["state"] = "cancelling"
                     self.answer(200, fake.job)
+                elif self.path == "/v1/dead-letters":
+                    self.answer(200, {"dead_letters": [{"id": "a"}, {"id": JOB}], "next": JOB})
+                elif self.path == f"/v1/dead-letters?before={JOB}":
+                    self.answer(200, {"dead_letters": [{"id": "c"}], "next": None})
+                elif self.path in {f"/v1/dead-letters/{JOB}/redrive", f"/v1/dead-letters/{JOB}/discard"}:
+                    fake.job["state"] = "active" if self.path.endswith("redrive") else "failed"
+                    self.answer(202, fake.job)
                 elif self.path == f"/v1/jobs/{JOB}":
                     self.answer(200, fake.job)
                 else:

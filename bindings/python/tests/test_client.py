@@ -272,6 +272,19 @@ def test_a_cancelled_job_has_no_result(server: FakeServer, face: str) -> None:
         Driver(face, url=server.url)(steps)
 
 
+def test_dead_letters_are_listed_page_by_page_redriven_and_discarded(server: FakeServer, face: str) -> None:
+    def steps(client: Any) -> Any:
+        letters = yield client.dead_letters()
+        assert [letter["id"] for letter in letters] == ["a", JOB, "c"]
+        assert (yield client.redrive(JOB)).state == "active"
+        assert (yield client.discard(JOB)).state == "failed"
+        yield client.redrive("../pipeline")
+
+    with pytest.raises(errors.NotFound):
+        Driver(face, url=server.url)(steps)
+    assert server.requests[-1][1] == "/v1/dead-letters/___pipeline/redrive"
+
+
 def test_each_error_class_has_its_exception(server: FakeServer, face: str) -> None:
     for name, kind in errors.BY_CLASS.items():
         body = {"class": name, "reason": "a.b", "message": "what to do", "details": {"found": "1", "expected": "2"}}

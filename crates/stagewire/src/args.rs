@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::command::{
-    bench, doctor, drain, job, jobs, kv, pause, pools, serve, sim, status, store, submit, up, worker,
+    bench, dlq, doctor, drain, job, jobs, kv, pause, pools, serve, sim, status, store, submit, up, worker,
 };
 use crate::exit::EXIT_HELP;
 
@@ -89,6 +89,7 @@ pub(crate) enum Command {
     Jobs(jobs::JobsArgs),
     Job(job::JobArgs),
     Cancel(job::CancelArgs),
+    Dlq(dlq::DlqArgs),
     Status(status::StatusArgs),
     Stages(status::StagesArgs),
     Pools(pools::PoolsArgs),
@@ -121,6 +122,7 @@ impl Command {
             Self::Jobs(args) => args.server.json,
             Self::Job(args) => args.server.json,
             Self::Cancel(args) => args.server.json,
+            Self::Dlq(args) => args.json(),
             Self::Status(args) => args.server.json,
             Self::Stages(args) => args.server.json,
             Self::Pools(args) => args.server.json,

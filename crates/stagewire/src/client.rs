@@ -19,7 +19,8 @@ use crate::exit::{Exit, Fault};
 
 pub(crate) use events::Events;
 pub(crate) use types::{
-    Artefact, Event, Input, Job, JobList, JobResult, ParamSpec, Pipeline, PoolWorker, Pools, Stats,
+    Artefact, DeadLetter, DeadLetters, Event, Input, Job, JobList, JobResult, ParamSpec, Pipeline, PoolWorker, Pools,
+    Stats,
 };
 
 /// Why a call to the server failed.
@@ -163,6 +164,17 @@ impl Client {
     pub(crate) async fn cancel(&self, id: &str) -> Result<Job, ClientError> {
         let path = format!("/v1/jobs/{}/cancel", segment(id));
         decode(self.send(Method::POST, &path, |request| request).await?).await
+    }
+
+    /// A dead letter, as the server's document.
+    pub(crate) async fn dead_letter(&self, id: &str) -> Result<Value, ClientError> {
+        self.get(&format!("/v1/dead-letters/{}", segment(id))).await
+    }
+
+    /// Redrives or discards a dead letter.
+    pub(crate) async fn settle(&self, id: &str, what: &str) -> Result<Job, ClientError> {
+        self.post(&format!("/v1/dead-letters/{}/{what}", segment(id)), None)
+            .await
     }
 
     /// The events of a job after the one with the id `seen`, until the job has ended.

@@ -1,6 +1,7 @@
 //! One module for each command.
 
 pub(crate) mod bench;
+pub(crate) mod dlq;
 pub(crate) mod doctor;
 pub(crate) mod drain;
 pub(crate) mod job;

@@ -58,6 +58,7 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
                     Command::Jobs(args) => command::jobs::run(args, global, output).await,
                     Command::Job(args) => command::job::show(args, global, output).await,
                     Command::Cancel(args) => command::job::cancel(args, global, output).await,
+                    Command::Dlq(args) => command::dlq::run(args, global, output).await,
                     Command::Status(args) => command::status::run(args, global, output).await,
                     Command::Stages(args) => command::status::stages(args, global, output).await,
                     Command::Pools(args) => command::pools::run(args, global, output).await,

@@ -169,8 +169,21 @@ def decode(answer: httpx2.Response) -> Any:
 
 def job_path(job_id: str, rest: str = "") -> str:
     """The path of a job; what is no id finds no job."""
-    safe = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "_" for c in job_id)
-    return f"/v1/jobs/{safe}{rest}"
+    return f"/v1/jobs/{_segment(job_id)}{rest}"
+
+
+def letter_path(job_id: str, rest: str) -> str:
+    """The path of a dead letter."""
+    return f"/v1/dead-letters/{_segment(job_id)}{rest}"
+
+
+def next_page(path: str, page: Mapping[str, Any]) -> str | None:
+    """The path of the page after this one, if there is one."""
+    return f"{path}?before={_segment(page['next'])}" if page["next"] else None
+
+
+def _segment(job_id: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c == "-") else "_" for c in job_id)
 
 
 def parameters(params: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:

@@ -93,6 +93,35 @@ class AsyncClient:
         """The jobs that the server knows, newest first."""
         return [AsyncJob(self, job) for job in (await self._json("GET", "/v1/jobs"))["jobs"]]
 
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        """Jobs that failed for good, newest first: why, and what became of their attempts."""
+        found: list[dict[str, Any]] = []
+        path: str | None = "/v1/dead-letters"
+        while path is not None:
+            page = await self._json("GET", path)
+            found += page["dead_letters"]
+            path = _http.next_page("/v1/dead-letters", page)
+        return found
+
+    async def redrive(self, job_id: str) -> AsyncJob:
+        """Tries a dead letter again, under its id, as if submitted now.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: It is no dead letter.
+            Exhausted: The queue is full.
+        """
+        return AsyncJob(self, await self._json("POST", _http.letter_path(job_id, "/redrive")))
+
+    async def discard(self, job_id: str) -> AsyncJob:
+        """Keeps a dead letter no longer: it is a failed job like others.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: It is no dead letter.
+        """
+        return AsyncJob(self, await self._json("POST", _http.letter_path(job_id, "/discard")))
+
     async def pipeline(self) -> dict[str, Any]:
         """What the server serves: stages, parameters, workers."""
         found: dict[str, Any] = await self._json("GET", "/v1/pipeline")

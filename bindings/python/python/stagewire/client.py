@@ -124,6 +124,35 @@ class Client:
         """The jobs that the server knows, newest first."""
         return [Job(self, job) for job in self._json("GET", "/v1/jobs")["jobs"]]
 
+    def dead_letters(self) -> list[dict[str, Any]]:
+        """Jobs that failed for good, newest first: why, and what became of their attempts."""
+        found: list[dict[str, Any]] = []
+        path: str | None = "/v1/dead-letters"
+        while path is not None:
+            page = self._json("GET", path)
+            found += page["dead_letters"]
+            path = _http.next_page("/v1/dead-letters", page)
+        return found
+
+    def redrive(self, job_id: str) -> Job:
+        """Tries a dead letter again, under its id, as if submitted now.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: It is no dead letter.
+            Exhausted: The queue is full.
+        """
+        return Job(self, self._json("POST", _http.letter_path(job_id, "/redrive")))
+
+    def discard(self, job_id: str) -> Job:
+        """Keeps a dead letter no longer: it is a failed job like others.
+
+        Raises:
+            NotFound: There is no such job.
+            Conflict: It is no dead letter.
+        """
+        return Job(self, self._json("POST", _http.letter_path(job_id, "/discard")))
+
     def pipeline(self) -> dict[str, Any]:
         """What the server serves: stages, parameters, workers."""
         found: dict[str, Any] = self._json("GET", "/v1/pipeline")

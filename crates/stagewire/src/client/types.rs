@@ -92,6 +92,34 @@ pub(crate) struct JobList {
     pub(crate) jobs: Vec<Job>,
 }
 
+/// `GET /v1/dead-letters`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct DeadLetters {
+    pub(crate) dead_letters: Vec<DeadLetter>,
+    pub(crate) next: Option<String>,
+}
+
+/// A job that failed for good.
+#[derive(Debug, Deserialize)]
+pub(crate) struct DeadLetter {
+    pub(crate) id: String,
+    pub(crate) died_ns: u64,
+    pub(crate) cause: String,
+    pub(crate) failure: Failure,
+    pub(crate) attempts: Vec<EndedAttempt>,
+}
+
+/// An attempt that has ended.
+#[derive(Debug, Deserialize)]
+pub(crate) struct EndedAttempt {
+    pub(crate) stage: String,
+    pub(crate) worker: String,
+    pub(crate) began_ns: u64,
+    pub(crate) ended_ns: u64,
+    pub(crate) end: String,
+    pub(crate) failure: Option<Failure>,
+}
+
 /// What happened to a job.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Event {

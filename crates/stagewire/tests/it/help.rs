@@ -1,8 +1,8 @@
 use crate::world::World;
 
-const COMMANDS: [&str; 18] = [
-    "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "status", "stages", "pools", "drain", "pause",
-    "resume", "doctor", "kv", "sim", "bench",
+const COMMANDS: [&str; 19] = [
+    "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "dlq", "status", "stages", "pools", "drain",
+    "pause", "resume", "doctor", "kv", "sim", "bench",
 ];
 
 fn help(args: &[&str]) -> String {
@@ -34,6 +34,13 @@ fn what_kv_does_is_taught() {
 fn what_sim_does_is_taught() {
     for command in ["run", "plan"] {
         insta::assert_snapshot!(format!("sim_{command}"), help(&["sim", command, "--help"]));
+    }
+}
+
+#[test]
+fn what_dlq_does_is_taught() {
+    for command in ["list", "show", "redrive", "discard"] {
+        insta::assert_snapshot!(format!("dlq_{command}"), help(&["dlq", command, "--help"]));
     }
 }
 
