@@ -39,7 +39,7 @@ pub(crate) struct SimArgs {
 
 #[derive(Debug, Subcommand)]
 enum SimCommand {
-    /// Simulate the cluster of a file; with [colocated] also the same GPUs where each runs all stages
+    /// Simulate the cluster of a file; with "colocated" also the same GPUs where each runs all stages
     Run(RunArgs),
     /// Find the fewest workers of a stage with which every class meets its slo-s
     Plan(PlanArgs),
