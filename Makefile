@@ -16,7 +16,7 @@ demo: setup ## run the example pipeline in stages and colocated, compare, write 
 test: setup ## all tests: Rust, doctests, Python, end to end (small counts)
 	@scripts/test
 
-soak: setup ## the kill and concurrency tests at full counts
+soak: setup ## the tests with kills, faults and concurrency at full counts
 	@STAGEWIRE_SOAK=1 scripts/test
 
 loom: ## the models of shared structures, in every order of their threads (needs no set-up)
