@@ -2,7 +2,7 @@
 
 use stagewire_core::{ErrorClass, Failure, Timestamp};
 
-use super::{Job, JobState, Output, Phase, StageSet};
+use super::{Job, JobState, Losses, Output, Phase, StageSet};
 use crate::topology::{StageIndex, StageKind, Topology};
 use crate::{Event, Limits, OfferEnd, Outcome};
 
@@ -100,6 +100,18 @@ impl Job {
             "could not read its inputs {count} times, and is not tried again; can its workers reach each other?"
         ));
         Some(Failure::new(ErrorClass::Unavailable, "job.inputs_lost", message))
+    }
+
+    /// Whether anything has happened to it that may end it: an attempt that failed, or was lost.
+    pub(crate) fn has_stumbled(&self) -> bool {
+        let Losses {
+            killed_workers,
+            expired,
+            lost_inputs,
+            unaccepted: _,
+        } = self.losses;
+        let lost = [killed_workers, expired, lost_inputs].iter().any(|count| *count > 0);
+        lost || self.stages.iter().any(|run| run.failures > 0)
     }
 
     /// Takes back what reads, or makes, a payload that will never be complete, and offers whose input is gone.

@@ -149,7 +149,75 @@ fn a_lost_worker_gives_back_every_item() {
         .map(|job| world.sched.job(*job).expect("it goes on").losses().killed_workers);
     assert_eq!(losses.collect::<Vec<_>>(), [1, 1, 1]);
     attach(&mut world, "decode", 2);
-    assert_eq!(jobs(&offers(&mut world)), all[..2]);
+    assert_eq!(jobs(&offers(&mut world)), all[..1], "each alone from now on");
+}
+
+/// Whatever runs together with one that kills its worker loses an attempt to that, and no more.
+#[test]
+fn one_that_kills_its_workers_takes_no_others_along() {
+    let mut world = pool();
+    let all = submit(&mut world, &[7; 8]);
+    let poison = all[2];
+    let (mut lost, mut together) = (0, 0);
+    while world.state(poison) == "active" || all.iter().any(|job| world.state(*job) == "active") {
+        let worker = attach(&mut world, "decode", 4);
+        loop {
+            let batch = offers(&mut world);
+            let tokens: Vec<Token> = batch.iter().map(|offer| accept(&mut world, offer)).collect();
+            if tokens.is_empty() {
+                break;
+            }
+            together = together.max(tokens.len());
+            if tokens.iter().any(|token| token.job == poison) {
+                world.lose(worker);
+                lost += 1;
+                break;
+            }
+            for token in tokens {
+                world.complete(worker, token);
+            }
+        }
+    }
+    assert_eq!(
+        (lost, together),
+        (3, 4),
+        "what has not been tried runs together as before"
+    );
+    assert_eq!(world.dead(), [poison]);
+    for job in all.iter().filter(|job| **job != poison) {
+        assert_eq!(world.state(*job), "succeeded");
+        let losses = world.sched.job(*job).expect("it is remembered").losses();
+        assert!(losses.killed_workers <= 1, "{losses:?}");
+    }
+}
+
+#[test]
+fn what_has_failed_is_tried_again_alone() {
+    let stage = StageSpec {
+        max_attempts: 3,
+        ..StageSpec::new(name("decode"))
+    };
+    let mut world = World::new(Topology::new(vec![stage], vec![]).expect("an allowed pipeline"));
+    let tried = submit(&mut world, &[7; 2]);
+    let worker = attach(&mut world, "decode", 4);
+    for offer in offers(&mut world) {
+        let token = accept(&mut world, &offer);
+        world.fail(worker, token, ErrorClass::Internal);
+    }
+    world.lose(worker);
+    let fresh = submit(&mut world, &[7; 2]);
+    world.wait(Duration::from_secs(60));
+    let worker = attach(&mut world, "decode", 4);
+    let mut order = Vec::new();
+    for _ in 0..3 {
+        let batch = offers(&mut world);
+        order.push(jobs(&batch));
+        for offer in &batch {
+            let token = accept(&mut world, offer);
+            world.complete(worker, token);
+        }
+    }
+    assert_eq!(order, [vec![tried[0]], vec![tried[1]], fresh]);
 }
 
 #[test]
