@@ -316,7 +316,9 @@ CHUNK = {"full": [1, 2], "swa": [1, 2]}
 @pytest.mark.parametrize(
     ("reason", "words", "arguments", "options"),
     [
-        ("kv.chunk", "the chunk before", ((4, 8), {"full": [2]}), {}),
+        ("kv.chunk", "the chunk before", ((5, 8), {"full": [2]}), {}),
+        ("kv.chunk", "has no tokens", ((0, 0), {}), {}),
+        ("kv.chunk", "has page 0", ((0, 8), {"full": [1, 0]}), {}),
         ("kv.chunk", "no part of 8 tokens", ((0, 9), {"full": [1, 2, 3]}), {}),
         ("kv.chunk", "2 pages of it, and 1", ((0, 8), {"full": [1], "swa": [1, 2]}), {"last": True}),
         ("kv.chunk", "2 pages of it, and 0", ((0, 8), {"full": [1, 2]}), {"last": True}),
@@ -335,14 +337,16 @@ def test_a_wrong_chunk_is_refused_and_the_room_goes_on(
     sender: kv.Sender, reason: str, words: str, arguments: Any, options: dict[str, Any]
 ) -> None:
     room = sender.room(1, 8)
+    rest = (0, 8), CHUNK
     if words == "the chunk before":
-        room.send((0, 0), {})
+        room.send((0, 4), {"full": [1]})
+        rest = (4, 8), {"full": [2], "swa": [1, 2]}
     with pytest.raises(errors.Invalid) as refused:
         room.send(*arguments, **options)
     assert refused.value.reason == reason
     assert words in str(refused.value)
     assert room.phase == "bootstrapping"
-    room.send((0, 8), CHUNK, last=True, aux=b"x")
+    room.send(*rest, last=True, aux=b"x")
     room.abort("enough")
     assert room.wait_released(20)
     assert isinstance(room.failure, errors.Cancelled)

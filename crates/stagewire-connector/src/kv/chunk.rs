@@ -94,6 +94,11 @@ pub(super) fn empty_tables(engine: &Engine, seq_len: u64) -> Vec<Vec<i64>> {
     components.map(|component| vec![-1; entries(component)]).collect()
 }
 
+/// Whether computed tokens can be in this page.
+fn is_page(id: i64, num_pages: u64) -> bool {
+    u64::try_from(id).is_ok_and(|id| 0 < id && id < num_pages)
+}
+
 /// Enters a chunk into the tables, or says what is wrong with it and enters nothing.
 pub(super) fn enter(
     room: u64,
@@ -114,6 +119,7 @@ pub(super) fn enter(
                 "the first chunk must begin at a page, and pages have {page} tokens"
             )));
         }
+        _ if lo == hi && !spec.last => return Err(wrong("it has no tokens, and is not the last one".to_owned())),
         _ if spec.last && hi != seq_len => return Err(wrong(format!("it is the last one of {seq_len} tokens"))),
         _ => {}
     }
@@ -152,6 +158,12 @@ pub(super) fn enter(
                 given.len()
             )));
         }
+        let num_pages = engine.geometry().num_pages.get(name).copied().unwrap_or(u64::MAX);
+        if let Some(page) = given.iter().find(|&&page| !is_page(page, num_pages)) {
+            return Err(wrong(format!(
+                "component {name:?} has page {page} of it, which is none: page 0 is for padding, and ids go up to num_pages"
+            )));
+        }
         let logical = usize::try_from(logical.start).unwrap_or(usize::MAX);
         // A page that the chunk before has begun is in its last entry, too.
         let before = table.get(logical).copied().filter(|&before| before != -1);
@@ -185,7 +197,9 @@ mod tests {
             window: Some(3),
             ..Component::mha("swa", 1, 2, [8, 8], DType::U8)
         };
-        Engine::new(Geometry::new(1, 4, vec![full, swa])).expect("sizes")
+        let mut geometry = Geometry::new(1, 4, vec![full, swa]);
+        geometry.num_pages.insert("full".to_owned(), 10);
+        Engine::new(geometry).expect("sizes")
     }
 
     #[test]
@@ -210,6 +224,12 @@ mod tests {
             (Some(6), last.clone().pages("full", [6])),
             (Some(6), last.clone().pages("full", [7, 9])),
             (Some(6), last.clone().pages("swa", [3])),
+            (Some(6), last.clone().pages("swa", [-1, 3])),
+            (Some(6), last.clone().pages("full", [6, 0])),
+            (Some(6), last.clone().pages("full", [6, -1])),
+            (Some(6), last.clone().pages("full", [6, 10])),
+            (Some(6), last.clone().pages("full", [6, i64::MAX])),
+            (Some(6), ChunkSpec::new(6..6)),
             (Some(6), last.clone().pages("other", [3])),
             (Some(6), last.clone().aux(vec![0; MAX_AUX + 1])),
             (Some(6), ChunkSpec::new(6..8).pages("full", [6]).last()),
