@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -21,6 +21,8 @@ use super::{Inner, RoomSpec, pull};
 
 /// Pause between two looks whether copies have ended.
 const IDLE_PAUSE: Duration = Duration::from_micros(500);
+/// Places that are looked at before others have a turn.
+const AT_A_TIME: usize = 1024;
 /// Longer than any room lasts, and short enough to be added to a time.
 const FOR_EVER: Duration = Duration::from_secs(60 * 60 * 24 * 365);
 /// Pause after an answer that makes no sense.
@@ -55,7 +57,28 @@ pub(super) struct Running {
     writers: Vec<u32>,
     state: watch::Sender<Incoming>,
     nbytes: AtomicU64,
+    pulls: Pulls,
     released: watch::Sender<bool>,
+}
+
+/// Pulls that have begun and did not end well: copies of theirs may go on.
+#[derive(Debug, Default)]
+pub(super) struct Pulls(AtomicUsize);
+
+impl Pulls {
+    /// Awaits a pull, which counts unless it ends well.
+    pub(super) async fn count<T, E>(&self, pull: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        let pulled = pull.await;
+        if pulled.is_ok() {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+        pulled
+    }
+
+    fn all_ended_well(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
 }
 
 impl Running {
@@ -78,6 +101,7 @@ impl Running {
             writers,
             state: watch::Sender::new(incoming),
             nbytes: AtomicU64::new(0),
+            pulls: Pulls::default(),
             released: watch::Sender::new(false),
         }
     }
@@ -156,8 +180,8 @@ impl Running {
             self.change(|state| state.fail(failure));
         }
         // What was under way was dropped; copies end soon after.
-        while !self.is_idle(&lease) {
-            tokio::time::sleep(IDLE_PAUSE).await;
+        if !self.pulls.all_ended_well() {
+            self.idle(&lease).await;
         }
         drop(lease);
         self.released.send_replace(true);
@@ -167,12 +191,19 @@ impl Running {
         }
     }
 
-    fn is_idle(&self, lease: &Lease) -> bool {
-        let mut pages = lease.pages().iter();
-        pages.all(|(&component, ids)| {
-            let mut places = self.inner.buffers.pages(component, ids);
-            places.all(|(memory, offset, len)| self.inner.targets[memory].is_idle_in(offset..offset + len))
-        })
+    /// Waits until no copy writes into the pages of this room. No other room has them, so each is looked at until it is idle,
+    /// and then no more.
+    async fn idle(&self, lease: &Lease) {
+        for (&component, ids) in lease.pages() {
+            for (at, (memory, offset, len)) in (1_usize..).zip(self.inner.buffers.pages(component, ids)) {
+                while !self.inner.targets[memory].is_idle_in(offset..offset + len) {
+                    tokio::time::sleep(IDLE_PAUSE).await;
+                }
+                if at.is_multiple_of(AT_A_TIME) {
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
     }
 
     /// Tells the senders that nothing is read any more, and why.
@@ -244,7 +275,7 @@ impl Running {
                 Step::Over => return,
                 Step::Pull(part) => {
                     let tables = self.state.borrow().tables(rank).map(<[_]>::to_vec).unwrap_or_default();
-                    match pull::pull(self, rank, source, &part, &tables).await {
+                    match self.pulls.count(pull::pull(self, rank, source, &part, &tables)).await {
                         Ok(nbytes) => {
                             self.nbytes.fetch_add(nbytes, Ordering::Relaxed);
                             self.change(|state| state.taken(rank, &part));
@@ -349,5 +380,27 @@ impl ReceiverRoom {
 impl Drop for ReceiverRoom {
     fn drop(&mut self) {
         self.abort(failure::dropped(self.running.spec.room, "decode"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_pulls_that_have_not_ended_well_are_waited_for() {
+        let pulls = Pulls::default();
+        for _ in 0..3 {
+            pulls.count(async { Ok::<_, ()>(()) }).await.expect("it ends well");
+        }
+        assert!(pulls.all_ended_well());
+        let mut dropped = Box::pin(pulls.count(std::future::pending::<Result<(), ()>>()));
+        assert!(futures::poll!(&mut dropped).is_pending());
+        assert!(!pulls.all_ended_well());
+        drop(dropped);
+        assert!(!pulls.all_ended_well(), "its copies may go on");
+        let pulls = Pulls::default();
+        pulls.count(async { Err::<(), _>(()) }).await.expect_err("it fails");
+        assert!(!pulls.all_ended_well(), "another copy of it may go on");
     }
 }
