@@ -25,7 +25,11 @@ pub(crate) struct Index {
     held_by: BTreeSet<(Holder, PayloadId)>,
     /// Jobs that have not ended, the oldest first.
     pub(crate) active: BTreeSet<(u64, JobId)>,
-    /// Bytes of their parameters.
+    /// Those of them that hold a credit, the oldest first.
+    pub(crate) holding: BTreeSet<(u64, JobId)>,
+    /// How many of those are offered or run.
+    pub(crate) going: usize,
+    /// Bytes of the parameters of jobs that have not ended.
     pub(crate) active_bytes: u64,
     /// Jobs that are remembered, by state.
     pub(crate) states: JobTally,
@@ -90,6 +94,8 @@ pub(crate) struct JobMark {
     died: Option<Timestamp>,
     cancel: Option<Timestamp>,
     drop: Option<Timestamp>,
+    /// Where it holds a credit: whether it is offered or runs.
+    holds: Option<bool>,
     pub(crate) stages: Vec<StageMark>,
 }
 
@@ -151,6 +157,7 @@ impl JobMark {
         };
         stages.clear();
         stages.extend(topology.indices().map(mark));
+        let at_work = || job.stages.iter().any(|run| run.phase.worker().is_some());
         Self {
             job: job.id,
             number: job.number,
@@ -162,6 +169,7 @@ impl JobMark {
             died: job.died(),
             cancel: job.cancel_deadline(limits),
             drop: job.drop_deadline(topology),
+            holds: stages.iter().any(|stage| stage.credit).then(at_work),
             stages,
         }
     }
@@ -192,6 +200,8 @@ impl Index {
             payloads: BTreeMap::new(),
             held_by: BTreeSet::new(),
             active: BTreeSet::new(),
+            holding: BTreeSet::new(),
+            going: 0,
             active_bytes: 0,
             states: JobTally::default(),
             dead: BTreeSet::new(),
@@ -210,6 +220,17 @@ impl Index {
             let (old, new) = (mark(before), mark(after));
             if old != new {
                 self.move_stage(job, StageIndex::new(position), &old, &new);
+            }
+        }
+        let holds = |mark: Option<&JobMark>| mark.and_then(|mark| Some((mark.number, mark.job, mark.holds?)));
+        if holds(before) != holds(after) {
+            if let Some((number, job, goes)) = holds(before) {
+                self.holding.remove(&(number, job));
+                self.going -= usize::from(goes);
+            }
+            if let Some((number, job, goes)) = holds(after) {
+                self.holding.insert((number, job));
+                self.going += usize::from(goes);
             }
         }
         let whole =

@@ -96,23 +96,33 @@ impl Sched {
         self.index.queues.iter().all(|queue| queue.tally.at_work() == 0)
     }
 
-    /// The oldest job, where it waits for nothing but a credit of this stage.
+    /// The oldest job that can go on to its end, where it waits for nothing but a credit of this stage.
     ///
     /// Where paths join, jobs could wait for each other's credits for ever: one holds a payload on the left path and waits
-    /// for the right one, another the other way round. So the oldest job needs none once nothing of it runs. With it going
-    /// on to its end, the next one becomes the oldest, and so on. The price is one payload above the bound. Without joins
-    /// the bound of payloads is strict: every held one then waits for stages further down only. That of bytes is not where
-    /// outputs turn out larger than any before.
+    /// for the right one, another the other way round. So the oldest of those that hold any needs none once nothing of it
+    /// runs. With it going on to its end, the next one becomes the oldest, and so on. The price is one payload above the
+    /// bound. Without joins the bound of payloads is strict: every held one then waits for stages further down only. That
+    /// of bytes is not where outputs turn out larger than any before.
+    ///
+    /// A job that does not go on, be it that it has not begun while the pipeline is paused or that a stage of it has no
+    /// worker, is passed over: else all would wait with it. One that waits to be tried again is not, as that ends.
     fn stuck_job(&self, stage: StageIndex) -> Option<Rank> {
-        let (_, job) = *self.index.active.first()?;
-        let job = self.jobs.get(&job)?;
+        let mut holding = self.index.holding.iter().filter_map(|(_, job)| self.jobs.get(job));
+        let job = holding.find(|job| self.goes_on(job))?;
         let idle = job.stages.iter().all(|run| run.phase.worker().is_none());
         match job.run(stage).phase {
-            Phase::Queued { again, .. } if idle => {
-                Some(Rank::new(again, job, job.has_begun(&self.topology))).filter(|rank| self.may_begin(rank))
-            }
+            Phase::Queued { again, .. } if idle => Some(Rank::new(again, job, job.has_begun(&self.topology))),
             _ => None,
         }
+    }
+
+    /// Whether the job can go on to its end: it may be dispatched, and there are workers for all that it still needs.
+    fn goes_on(&self, job: &Job) -> bool {
+        let manned = |stage: StageIndex| {
+            let needed = !job.run(stage).phase.is_done();
+            !needed || self.index.queues[stage.get()].pool.workers > 0
+        };
+        (!self.paused || job.has_begun(&self.topology)) && self.topology.indices().all(manned)
     }
 
     fn offer(&self, job: &Job, stage: StageIndex, worker: Incarnation, token: Token) -> Offer {

@@ -1,5 +1,7 @@
+use std::time::Duration;
+
 use stagewire_core::Incarnation;
-use stagewire_sched::{EdgeSpec, Slot, StageSpec, Topology, WaitCause};
+use stagewire_sched::{EdgeSpec, Input, Slot, StageSpec, Topology, Urgency, WaitCause};
 
 use crate::world::{World, name, whole};
 
@@ -137,6 +139,66 @@ fn crossed_credits_are_untied_by_the_oldest_job() {
     assert_eq!(world.sched.held(&name("right")), 2, "which is the price");
     run_all(&mut world, &[left, prepare, right, join]);
     assert_eq!([world.state(first), world.state(second)], ["succeeded", "succeeded"]);
+}
+
+/// Two ways to a join that hold one payload each, the right one by way of `prepare`.
+fn two_ways(stages: &[&str], mut edges: Vec<EdgeSpec>) -> World {
+    let spec = |stage: &&str| StageSpec {
+        max_held: if *stage == "prepare" { 2 } else { 1 },
+        ..StageSpec::new(name(stage))
+    };
+    edges.extend([whole("prepare", "right"), whole("left", "join"), whole("right", "join")]);
+    World::new(Topology::new(stages.iter().map(spec).collect(), edges).expect("an allowed pipeline"))
+}
+
+#[test]
+fn crossed_credits_are_untied_while_paused_though_an_older_job_has_not_begun() {
+    let stages = ["left", "prepare", "right", "join"];
+    let mut world = two_ways(&stages, vec![]);
+    let older = world.submit();
+    // Due before the older one, and so begun before it.
+    let soon = Urgency {
+        queue_deadline: Some(Duration::from_secs(600)),
+        ..Urgency::default()
+    };
+    let [first, second] = [(); 2].map(|()| world.submit_as(soon.clone()).expect("it is accepted"));
+    let workers = stages.map(|stage| world.attach(stage, 2));
+    let [left, prepare, right, _] = workers;
+    assert_eq!(world.run(left).job, first);
+    let [a, b] = [world.accept(prepare), world.accept(prepare)];
+    let (slow, quick) = if a.job == first { (a, b) } else { (b, a) };
+    world.publish(prepare, quick);
+    world.complete(prepare, quick);
+    assert_eq!(world.run(right).job, second);
+    world.does(Input::Pause);
+    world.publish(prepare, slow);
+    world.complete(prepare, slow);
+    assert_eq!(world.run(right).job, first);
+    run_all(&mut world, &workers);
+    let states = [first, second, older].map(|job| world.state(job));
+    assert_eq!(states, ["succeeded", "succeeded", "active"]);
+}
+
+#[test]
+fn a_job_that_lacks_a_worker_does_not_hold_up_those_that_need_none_there() {
+    let stages = ["left", "prepare", "right", "extra", "join"];
+    let mut world = two_ways(&stages, vec![whole("extra", "join")]);
+    let workers = ["left", "prepare", "right", "join"].map(|stage| world.attach(stage, 2));
+    let lacking = world.submit();
+    let skip = Urgency {
+        skip: vec![name("extra")],
+        ..Urgency::default()
+    };
+    let others = [(); 4].map(|()| world.submit_as(skip.clone()).expect("it is accepted"));
+    run_all(&mut world, &workers);
+    assert_eq!(world.phases(lacking)[3], "queued", "it holds both ways' credits");
+    for job in others {
+        assert_eq!(world.state(job), "succeeded");
+    }
+    assert_eq!(world.sched.held(&name("left")), 1, "and no others' outputs are left");
+    let extra = world.attach("extra", 1);
+    run_all(&mut world, &[&workers[..], &[extra]].concat());
+    assert_eq!(world.state(lacking), "succeeded");
 }
 
 #[test]
