@@ -50,6 +50,39 @@ def test_what_waits_runs_together_and_ends_apart(deploy, folder):
     assert deployment.left() == []
 
 
+def test_what_raises_for_a_batch_fails_alone(deploy, folder):
+    stages = [{"name": "paint", "max-batch": 4}]
+    deployment: Deployment = deploy(toml(ROOT / "tests" / "pipelines" / "batch.py", stages, [], PARAMS)).start()
+    gate = folder / "gate"
+    gate.mkdir()
+
+    def submit(name: str):
+        return deployment.client.submit(name=name, gate=str(gate))
+
+    for name in ("first", "a"):
+        (gate / f"hold-{name}").touch()
+    first = submit("first")
+    eventually("the first one holds the worker", lambda: (gate / "at-first").exists())
+    jobs = {name: submit(name) for name in ("a", "poison", "stopped", "b")}
+    (gate / "hold-first").unlink()
+    eventually("the batch begins", lambda: (gate / "at-a").exists())
+    jobs["stopped"].cancel()
+    eventually("the cancelled one is known to be", lambda: jobs["stopped"].refresh().info["state"] != "active")
+    (gate / "hold-a").unlink()
+
+    for name in ("a", "b"):
+        assert jobs[name].result(timeout=DEADLINE).info["batch"] == [name], "it ran again, alone"
+    assert jobs["poison"].wait(timeout=DEADLINE) == "failed"
+    said = jobs["poison"].refresh().info["failure"]
+    assert (said["class"], "along with this one" in said["message"]) == ("invalid", True)
+    assert jobs["stopped"].wait(timeout=DEADLINE) == "cancelled"
+    assert first.result(timeout=DEADLINE).info["batch"] == ["first"]
+    assert sorted(path.name for path in gate.iterdir()) == ["at-a", "at-b", "at-first", "at-poison"]
+    assert submit("next").result(timeout=DEADLINE).info["batch"] == ["next"]
+    assert deployment.stop() == 130
+    assert deployment.left() == []
+
+
 def test_a_stage_of_single_jobs_takes_no_batches(deploy):
     config = toml(
         ROOT / "tests" / "pipelines" / "mirror.py", [{"name": "mirror", "workers": 0}], [], {"image": {"type": "input"}}

@@ -15,6 +15,8 @@ def paint(batch):
         for ctx in batch:
             ctx.progress(0, 1)
         pause.wait(0.005)
+    if "poison" in names:
+        raise ValueError("nothing can be painted along with this one")
     return [made(ctx, names) for ctx in batch]
 
 

@@ -66,7 +66,7 @@ impl DeathCause {
 pub enum Discard {
     /// Somebody asked for it.
     Asked,
-    /// There are more of them than are kept, and it died first.
+    /// There are more of them than are kept, or their inputs take the room of others, and it died first.
     Crowded,
 }
 

@@ -8,6 +8,8 @@ use stagewire_core::{
     ByteCount, Epoch, Failure, Handover, Incarnation, JobId, Member, PayloadId, Progress, StageName, Token,
 };
 
+use crate::Discard;
+
 /// Something that happened outside. [`Sched::decide`](crate::Sched::decide) says what follows from it.
 ///
 /// What comes from a worker names that worker, so that nobody can act for another one's attempt.
@@ -42,10 +44,12 @@ pub enum Input {
         /// The job.
         job: JobId,
     },
-    /// Nobody wants a dead letter.
+    /// A dead letter is not to be kept any longer.
     Discard {
         /// The job.
         job: JobId,
+        /// Why.
+        why: Discard,
     },
     /// A worker's stream is up: for the first time, or again.
     WorkerAttached {

@@ -111,7 +111,7 @@ impl Sched {
             } => self.submit(now, job, params, key, urgency),
             Input::Cancel { job } => self.cancel(now, job),
             Input::Redrive { job } => self.redrive(now, job),
-            Input::Discard { job } => self.discard(job),
+            Input::Discard { job, why } => self.discard(job, why),
             Input::WorkerAttached {
                 worker,
                 running,

@@ -119,14 +119,24 @@ impl Driver {
 
 #[cfg(test)]
 impl Driver {
-    /// One whose scheduler is this one for ever; `first` runs before each look at it.
-    pub(crate) fn still(sched: Sched, mut first: impl FnMut() + Send + 'static) -> Self {
+    /// One in whose scheduler nothing happens but what it is told; `first` runs before each look at it.
+    pub(crate) fn still(mut sched: Sched, mut first: impl FnMut() + Send + 'static) -> Self {
         let (inbox, mut commands) = mpsc::channel(1);
         tokio::spawn(async move {
             while let Some(command) = commands.recv().await {
-                if let Command::Look(look) = command {
-                    first();
-                    look(&sched, Timestamp::default());
+                let now = Timestamp::default();
+                match command {
+                    Command::Look(look) => {
+                        first();
+                        look(&sched, now);
+                    }
+                    Command::Decide(input, reply) => {
+                        let decided = sched.decide(now, input).map(|decision| {
+                            decision.events.iter().for_each(|event| sched.apply(now, event));
+                            None
+                        });
+                        _ = reply.map(|reply| reply.send(decided));
+                    }
                 }
             }
         });

@@ -2,7 +2,8 @@
 //!
 //! An input is named by the digest of its bytes, so that a name says what is meant for ever, and sending the same again
 //! costs nothing. It lies in a file of its own under the data directory, where the stages of this host read it. Whatever
-//! jobs that have not ended refer to stays; the rest goes after a time, or, oldest first, when room is short.
+//! jobs that have not ended refer to stays; the rest goes after a time, or, oldest first, when room is short. So do dead
+//! letters with theirs, where nothing else is left to go.
 
 mod error;
 mod name;

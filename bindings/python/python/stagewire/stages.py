@@ -207,7 +207,8 @@ def stage(
         setup: Called once without arguments before the worker is ready.
         setup_per_slot: Call `setup` once for each slot of the worker instead.
         batch: The function gets a list of contexts, of jobs of one shape that wait at the same time, and returns one
-            output for each, in order; an exception in place of an output fails that job alone. A worker with
+            output for each, in order; an exception in place of an output fails that job alone. Where it raises for
+            several, it is called again for each alone, and fails those for which it raises then. A worker with
             ``max-batch`` gives it more than one.
 
     Raises:

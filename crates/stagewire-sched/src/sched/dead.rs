@@ -24,10 +24,10 @@ impl Sched {
         Ok(plan.decision)
     }
 
-    /// Nobody wants the dead letter: from now on it is a job that has failed, like others.
-    pub(super) fn discard(&self, job: JobId) -> Result<Decision, Refusal> {
+    /// The dead letter is not kept: from now on it is a job that has failed, like others.
+    pub(super) fn discard(&self, job: JobId, why: Discard) -> Result<Decision, Refusal> {
         self.dead_letter(job)?;
-        Ok(Self::discarded(job, Discard::Asked))
+        Ok(Self::discarded(job, why))
     }
 
     /// Discards the job that died first, where there are more dead letters than are kept.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Incarnation, JobId};
 use stagewire_sched::{
-    AttemptEnd, DeathCause, Effect, Event, Input, Limits, Loss, NoticeKind, Refusal, StageSpec, Topology, Urgency,
+    AttemptEnd, DeathCause, Discard, Effect, Event, Input, Limits, Loss, NoticeKind, Refusal, StageSpec, Topology,
+    Urgency,
 };
 
 use crate::world::{World, name, topology, video, whole};
@@ -310,7 +311,8 @@ fn only_a_dead_letter_is_redriven_or_discarded_and_only_once() {
     let (mut world, painter) = painter();
     let active = world.submit();
     let not_dead = |world: &mut World, job, state| {
-        for input in [Input::Redrive { job }, Input::Discard { job }] {
+        let why = Discard::Asked;
+        for input in [Input::Redrive { job }, Input::Discard { job, why }] {
             assert_eq!(world.refused(input), Refusal::NotDead { job, state });
         }
     };

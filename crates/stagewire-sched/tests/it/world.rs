@@ -7,8 +7,8 @@ use stagewire_core::{
     TransferMode,
 };
 use stagewire_sched::{
-    Decision, EdgeSpec, Effect, Event, Flow, Holder, IdempotencyKey, Input, JobNotice, Limits, NoticeKind, Offer,
-    PayloadInfo, Phase, Refusal, ResultInfo, Sched, StageRun, StageSpec, Topology, Urgency, WorkerInfo,
+    Decision, Discard, EdgeSpec, Effect, Event, Flow, Holder, IdempotencyKey, Input, JobNotice, Limits, NoticeKind,
+    Offer, PayloadInfo, Phase, Refusal, ResultInfo, Sched, StageRun, StageSpec, Topology, Urgency, WorkerInfo,
 };
 use uuid::Uuid;
 
@@ -407,7 +407,8 @@ impl World {
     }
 
     pub(crate) fn discard(&mut self, job: JobId) {
-        self.does(Input::Discard { job });
+        let why = Discard::Asked;
+        self.does(Input::Discard { job, why });
     }
 
     /// Dead letters, the first to die first.

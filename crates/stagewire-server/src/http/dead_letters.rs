@@ -7,7 +7,7 @@ use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use serde_json::{Value, json};
 use stagewire_core::JobId;
-use stagewire_sched::{DeadLetter, Input, Refusal, Sched};
+use stagewire_sched::{DeadLetter, Discard, Input, Refusal, Sched};
 
 use super::error::ApiError;
 use super::{App, Shared, attempts, jobs, query};
@@ -61,7 +61,8 @@ pub(super) async fn redrive(
 
 pub(super) async fn discard(State(app): Shared, Path(job): Path<String>) -> Result<Json<Value>, ApiError> {
     let job = jobs::id(&job)?;
-    settle(&app, job, Input::Discard { job }).await
+    let why = Discard::Asked;
+    settle(&app, job, Input::Discard { job, why }).await
 }
 
 /// Decides what becomes of a dead letter, and shows the job as it is then.

@@ -1,5 +1,7 @@
 //! Room for what comes, and what goes for it.
 
+mod crowd;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
@@ -8,6 +10,7 @@ use std::time::{Duration, Instant};
 use stagewire_core::ByteCount;
 use tokio_util::sync::CancellationToken;
 
+use self::crowd::Dead;
 use super::{InputError, InputName, Inputs, lock};
 use crate::driver::{DriveError, Driver};
 
@@ -34,14 +37,15 @@ impl Room {
     }
 
     /// Sees to it that there is room for an input of so many bytes, for which others may go that nobody needs, the oldest
-    /// first; none goes where that would not be enough.
+    /// first, and then the dead letters that died first, with theirs; none goes where that would not be enough.
     ///
     /// # Errors
     /// [`InputError::Room`]; [`InputError::Store`]; [`InputError::Drive`] where the server stops.
     pub(super) async fn hold(&mut self, nbytes: u64, driver: &Driver) -> Result<(), InputError> {
         let more = charge(nbytes).saturating_sub(self.bytes);
         while more > 0 && !self.try_grow(more) {
-            if self.inputs.make_room(more, driver).await? == 0 {
+            let made = self.inputs.make_room(more, driver).await? > 0;
+            if !made && !self.inputs.crowd_out(more, driver).await? {
                 // What was being sent may have ended meanwhile.
                 return if self.try_grow(more) {
                     Ok(())
@@ -100,21 +104,30 @@ impl Needed {
 }
 
 impl Inputs {
-    async fn needed(&self, driver: &Driver) -> Result<Needed, DriveError> {
+    /// What jobs need that have not ended, and what dead letters do, the first to die first.
+    async fn referred(&self, driver: &Driver) -> Result<(Needed, Vec<Dead>), DriveError> {
         let uses = lock(&self.state).uses;
-        let live = driver.look(|sched, _| {
-            // Dead letters may be redriven.
-            let live = sched
-                .jobs()
-                .filter(|job| job.outcome().is_none() || job.dead_letter().is_some());
-            live.map(|job| Arc::clone(job.params())).collect::<Vec<_>>()
+        let look = driver.look(|sched, _| {
+            let live = sched.jobs().filter(|job| job.outcome().is_none());
+            let live: Vec<_> = live.map(|job| Arc::clone(job.params())).collect();
+            let dead = sched.dead_letters().map(|letter| letter.job);
+            let dead: Vec<_> = dead.map(|job| (job.id(), Arc::clone(job.params()))).collect();
+            (live, dead)
         });
-        let names = live
-            .await?
-            .iter()
-            .flat_map(|params| InputName::all_in(params))
-            .collect();
-        Ok(Needed { names, uses })
+        let (live, dead) = look.await?;
+        let names = live.iter().flat_map(|params| InputName::all_in(params)).collect();
+        let dead = dead.into_iter().map(|(job, params)| Dead {
+            job,
+            names: InputName::all_in(&params).collect(),
+        });
+        Ok((Needed { names, uses }, dead.collect()))
+    }
+
+    /// Dead letters count, since they may be redriven.
+    async fn needed(&self, driver: &Driver) -> Result<Needed, DriveError> {
+        let (mut needed, dead) = self.referred(driver).await?;
+        needed.names.extend(dead.into_iter().flat_map(|letter| letter.names));
+        Ok(needed)
     }
 
     /// Drops inputs that nobody needs, the oldest first, until so many more bytes fit, and tells how many. Where they would

@@ -55,22 +55,31 @@ class Slot:
         batch = []
         for task in tasks:
             if task.cancelled:
-                # While others of the batch were granted.
+                # While others of the batch were granted, or before it runs alone.
                 self._fail(task, Cancelled("the attempt was told to stop before it began", reason="attempt.cancelled"))
             else:
                 batch.append(task)
-        if not batch:
-            return
+        if batch:
+            self._run_together(batch)
+
+    def _run_together(self, batch: list[Task]) -> None:
         try:
             contexts = [self._context(task, batch) for task in batch]
             outputs = self._stage.run_batch(contexts, self._model)
         except BaseException as error:
             # A stage may raise anything; the worker lives on.
-            for task in batch:
-                self._fail(task, error)
+            if len(batch) == 1:
+                self._fail(batch[0], error)
+                return
+            text = "".join(traceback.format_exception(error)).rstrip()
+            LOG.warning("raised for a batch of %d, each of which runs alone now:\n%s", len(batch), text)
+        else:
+            for task, output in zip(batch, outputs, strict=True):
+                self._end(task, output)
             return
-        for task, output in zip(batch, outputs, strict=True):
-            self._end(task, output)
+        # After the handler, so that nothing keeps what the batch had made.
+        for task in batch:
+            self._run([task])
 
     def _end(self, task: Task, output: object) -> None:
         try:

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, JobId, Member, PayloadId, StageName, Timestamp, Token};
-use stagewire_sched::{DrainScope, Effect, Event, Holder, Input, Limits, StageKind, Topology, Urgency};
+use stagewire_sched::{Discard, DrainScope, Effect, Event, Holder, Input, Limits, StageKind, Topology, Urgency};
 
 use super::agent::{Agent, Link};
 use crate::world::{World, name};
@@ -95,7 +95,14 @@ impl Model {
             }
             Op::Cancel(pick) => _ = self.pick_job(pick).map(|job| self.input(Input::Cancel { job })),
             Op::Redrive(pick) => _ = self.pick_job(pick).map(|job| self.input(Input::Redrive { job })),
-            Op::Discard(pick) => _ = self.pick_job(pick).map(|job| self.input(Input::Discard { job })),
+            Op::Discard(pick) => {
+                let why = if pick % 2 == 0 {
+                    Discard::Asked
+                } else {
+                    Discard::Crowded
+                };
+                _ = self.pick_job(pick).map(|job| self.input(Input::Discard { job, why }));
+            }
             Op::Start(pick, slots) => {
                 if self.agents.len() < 12 {
                     let stage = self.stages[usize::from(pick) % self.stages.len()].clone();

@@ -3,8 +3,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::{Map, json};
-use stagewire_core::{JobId, StageName, Timestamp};
-use stagewire_sched::{Input, Limits, Sched, StageSpec, Topology, Urgency};
+use stagewire_core::{ErrorClass, Failure, JobId, StageName, Timestamp};
+use stagewire_sched::{Event, Input, Limits, Outcome, Sched, StageSpec, Topology, Urgency};
 
 use super::super::InputBounds;
 use super::*;
@@ -96,6 +96,17 @@ fn sched(names: &[&InputName]) -> Sched {
     sched
 }
 
+/// The job of this number fails for good at that time.
+fn die(sched: &mut Sched, job: u128, at: u64) {
+    let job = JobId(uuid::Uuid::from_u128(job));
+    let outcome = Outcome::Failed(Failure::new(
+        ErrorClass::Internal,
+        "stage.exception",
+        "it cannot be painted",
+    ));
+    sched.apply(Timestamp(at), &Event::JobEnded { job, outcome });
+}
+
 /// A driver without jobs.
 fn idle() -> Driver {
     Driver::still(sched(&[]), || ())
@@ -145,6 +156,68 @@ async fn nothing_goes_where_that_is_not_enough_and_no_more_than_is() {
         [&first, &needed, &last].map(|name| world.has(name)),
         [false, true, false]
     );
+}
+
+/// The dead letters of a driver, as numbers of their jobs, and how many were crowded out.
+async fn dead(driver: &Driver) -> (Vec<u128>, u64) {
+    let look = driver.look(|sched, _| {
+        let dead = sched.dead_letters().map(|letter| letter.job.id().0.as_u128());
+        (dead.collect(), sched.counters().dead_letters_crowded_out)
+    });
+    look.await.unwrap()
+}
+
+#[tokio::test]
+async fn dead_letters_that_keep_inputs_go_for_others_the_first_to_die_first() {
+    let world = World::new();
+    let [shared, own, live, last] = ["shared", "own", "live", "last"].map(|text| world.add(text));
+    let gone = InputName::new(blake3::hash(b"gone"));
+    let mut sched = sched(&[&live, &shared, &gone, &shared, &own, &live, &last]);
+    // All but the first, whose input is that of a dead letter, too.
+    for (n, at) in (1..7).zip([5, 1, 2, 3, 4, 6]) {
+        die(&mut sched, n, at);
+    }
+    let driver = Driver::still(sched, || ());
+    assert_eq!(dead(&driver).await, (vec![2, 3, 4, 5, 1, 6], 0));
+
+    let mut room = world.room();
+    let error = room.hold(4 * LEAST, &driver).await.unwrap_err();
+    assert!(matches!(error, InputError::Room { .. }), "{error}");
+    assert_eq!(
+        dead(&driver).await,
+        (vec![2, 3, 4, 5, 1, 6], 0),
+        "it would not be enough"
+    );
+
+    // 2 and 5 keep nothing that would go with them, and 3 and 1 only together.
+    room.hold(LEAST, &driver).await.unwrap();
+    assert_eq!(dead(&driver).await, (vec![2, 3, 5, 1, 6], 1));
+    room.hold(2 * LEAST, &driver).await.unwrap();
+    assert_eq!(dead(&driver).await, (vec![2, 5, 6], 3));
+    let there = [&shared, &own, &live, &last].map(|name| world.has(name));
+    assert_eq!(there, [false, false, true, true]);
+    room.hold(3 * LEAST, &driver).await.unwrap();
+    assert_eq!(dead(&driver).await, (vec![2, 5], 4));
+    assert_eq!((world.has(&live), world.has(&last)), (true, false));
+}
+
+#[tokio::test]
+async fn no_dead_letter_goes_while_there_are_inputs_that_nobody_needs() {
+    let world = World::new();
+    let [kept, pinned, _] = ["kept", "pinned", "unused"].map(|text| world.add(text));
+    let mut sched = sched(&[&kept, &pinned]);
+    (0..2).for_each(|n| die(&mut sched, n, n as u64 + 1));
+    let driver = Driver::still(sched, || ());
+    let _pins = world.pin(&pinned);
+    let mut room = world.room();
+    room.hold(2 * LEAST, &driver).await.unwrap();
+    assert_eq!(dead(&driver).await, (vec![0, 1], 0));
+    // What a submission under way refers to stays.
+    room.hold(4 * LEAST, &driver).await.unwrap_err();
+    assert_eq!(dead(&driver).await, (vec![0, 1], 0));
+    room.hold(3 * LEAST, &driver).await.unwrap();
+    assert_eq!(dead(&driver).await, (vec![1], 1));
+    assert_eq!((world.has(&kept), world.has(&pinned)), (false, true));
 }
 
 #[tokio::test]
