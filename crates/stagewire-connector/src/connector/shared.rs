@@ -98,6 +98,11 @@ impl Shared {
         *self.closed.borrow()
     }
 
+    /// Becomes true once the connector closes, and ends with it.
+    pub(crate) fn closing(&self) -> watch::Receiver<bool> {
+        self.closed.subscribe()
+    }
+
     /// Waits until the connector closes.
     pub(crate) async fn closed(&self) {
         // The sender is in `self`.

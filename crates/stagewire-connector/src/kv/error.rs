@@ -11,6 +11,8 @@ use stagewire_transfer::RegisterError;
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
 pub enum KvError {
+    #[error("the connector is closed; make another one")]
+    Closed,
     #[error(transparent)]
     Incompatible(#[from] Incompatible),
     #[error("rank {rank} has {expected} buffers, and memory for {found} was given; `Engine::buffers` lists them")]
@@ -93,11 +95,13 @@ impl Classify for KvError {
             | Self::Component { .. }
             | Self::Aux { .. } => ErrorClass::Invalid,
             Self::RoomOpen { .. } | Self::PageInUse { .. } | Self::Ended { .. } => ErrorClass::Conflict,
+            Self::Closed => ErrorClass::Cancelled,
         }
     }
 
     fn reason(&self) -> &'static str {
         match self {
+            Self::Closed => "kv.closed",
             Self::Incompatible(source) => source.reason(),
             Self::Register(source) => source.reason(),
             Self::BufferCount { .. } | Self::Buffer { .. } | Self::BufferOverlap { .. } => "kv.buffers",
@@ -130,7 +134,7 @@ impl Classify for KvError {
                 ("layer", layer.to_string()),
             ],
             Self::BufferOverlap { memory, byte } => vec![("memory", memory.to_string()), ("byte", byte.to_string())],
-            Self::Handle { .. } => vec![],
+            Self::Closed | Self::Handle { .. } => vec![],
             Self::RoomOpen { room } | Self::Ended { room, .. } | Self::Handles { room } => {
                 vec![("room", room.to_string())]
             }

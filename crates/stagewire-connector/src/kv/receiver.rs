@@ -100,7 +100,8 @@ impl RoomSpec {
     }
 }
 
-/// One rank of a decode engine, which pulls pages of prefill's caches into its own. Dropping it fails its rooms.
+/// One rank of a decode engine, which pulls pages of prefill's caches into its own. Dropping it, or closing its
+/// connector, fails its rooms.
 #[derive(Debug)]
 pub struct Receiver {
     inner: Arc<Inner>,
@@ -155,6 +156,9 @@ impl Receiver {
         options: ReceiverOptions,
     ) -> Result<Self, KvError> {
         let shared = Arc::clone(connector.shared());
+        if shared.is_closed() {
+            return Err(KvError::Closed);
+        }
         let (lens, targets, places) = cache::parts(cache);
         let rank = within(&engine, rank);
         let buffers = Buffers::new(&engine, rank, &lens, &places)?;
@@ -209,10 +213,13 @@ impl Receiver {
     /// Opens a room, and begins to pull as soon as prefill announces something.
     ///
     /// # Errors
-    /// [`KvError`]: the engines do not fit, a sender that is needed is missing, a page is still another room's. What is
+    /// [`KvError`]: the connector is closed, the engines do not fit, a sender that is needed is missing, a page is still another room's. What is
     /// wrong with the page tables fails the room.
     pub fn room(&self, spec: RoomSpec) -> Result<ReceiverRoom, KvError> {
         let inner = &self.inner;
+        if inner.shared.is_closed() {
+            return Err(KvError::Closed);
+        }
         let room = spec.room;
         let first = spec.senders.first().ok_or(KvError::Writers {
             room,

@@ -60,7 +60,8 @@ impl Default for SenderOptions {
     }
 }
 
-/// One rank of a prefill engine, whose cache decode may read. Dropping it fails its rooms.
+/// One rank of a prefill engine, whose cache decode may read. Dropping it, or closing its connector, fails its rooms; it
+/// answers until their pages are released.
 #[derive(Debug)]
 pub struct Sender {
     inner: Arc<Inner>,
@@ -102,6 +103,9 @@ impl Sender {
         options: SenderOptions,
     ) -> Result<Self, KvError> {
         let shared = Arc::clone(connector.shared());
+        if shared.is_closed() {
+            return Err(KvError::Closed);
+        }
         let (lens, memories, places) = cache::parts(cache);
         let rank = within(&engine, rank);
         Buffers::new(&engine, rank, &lens, &places)?;
@@ -177,7 +181,8 @@ impl Sender {
     /// has everything within `deadline`.
     ///
     /// # Errors
-    /// [`KvError::RoomOpen`] while a room of this number has not ended, [`KvError::Tokens`] where the sequence is too long.
+    /// [`KvError::RoomOpen`] while a room of this number has not ended, [`KvError::Tokens`] where the sequence is too long,
+    /// [`KvError::Closed`].
     pub fn room(&self, room: u64, seq_len: u64, deadline: Duration) -> Result<SenderRoom, KvError> {
         chunk::check_len(room, &self.inner.engine, seq_len)?;
         let cell = {
@@ -206,11 +211,18 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.inner.shared.holder().kv.leave(self.inner.id);
-        let failure = failure::closed(format_args!("rank {} of prefill", self.inner.rank));
-        for cell in self.inner.rooms().cells() {
-            cell.change(|room| room.fail(failure.clone()));
+        let cells = self.inner.close();
+        if cells.iter().all(|cell| cell.is_released()) {
+            return self.inner.shared.holder().kv.leave(self.inner.id);
         }
+        let inner = Arc::clone(&self.inner);
+        self.inner.shared.runtime().spawn(async move {
+            // Readers let go, or are cut off.
+            for cell in cells {
+                cell.released().await;
+            }
+            inner.shared.holder().kv.leave(inner.id);
+        });
     }
 }
 
@@ -221,6 +233,18 @@ pub(super) fn within(engine: &Engine, rank: u32) -> u32 {
 }
 
 impl Inner {
+    /// Fails the rooms, and opens no more. Returns those whose pages may still be read.
+    fn close(&self) -> Vec<Arc<Cell>> {
+        let cells = self.rooms().close();
+        let failure = failure::closed(format_args!("rank {} of prefill", self.rank));
+        for cell in &cells {
+            cell.change(|room| room.fail(failure.clone()));
+        }
+        // Who waits for a room waits for nothing.
+        self.opened.send_modify(|_| {});
+        cells
+    }
+
     pub(super) fn right(&self) -> Capability {
         self.right
     }
@@ -281,6 +305,9 @@ impl Inner {
 
     /// Refuses an engine that does not fit, whatever room it wants.
     fn greet(&self, receiver: ReceiverId, visit: u64, rank: u32, engine: &[u8]) -> Answer {
+        if self.rooms().is_closed() && !self.receivers.heard(receiver, visit) {
+            return Answer::Gone;
+        }
         let theirs = match Engine::from_bytes(engine) {
             Ok(theirs) => theirs,
             Err(error) => return Answer::Refused(error.to_failure()),
@@ -319,6 +346,9 @@ impl Inner {
             };
             let cell = cell.filter(|cell| cell.bind(rank, attempt, &destination));
             let Some(cell) = cell else {
+                if self.rooms().is_closed() {
+                    return Answer::Gone;
+                }
                 if tokio::time::timeout_at(until, opened.changed()).await.is_err() {
                     return Answer::Room(None);
                 }
@@ -390,15 +420,23 @@ impl Inner {
         }
     }
 
-    /// Notices receivers that say nothing any more, for as long as the sender is there.
+    /// Notices receivers that say nothing any more, for as long as the sender is there, and the end of the connector.
     fn watch_receivers(self: &Arc<Self>) {
         let (inner, heartbeat) = (Arc::downgrade(self), self.options.heartbeat);
+        let mut closing = self.shared.closing();
         self.shared.runtime().spawn(async move {
             let mut ticks = tokio::time::interval(heartbeat.part());
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
-                ticks.tick().await;
+                let closes = tokio::select! {
+                    _ = ticks.tick() => false,
+                    _ = closing.wait_for(|closed| *closed) => true,
+                };
                 let Some(inner) = inner.upgrade() else { return };
+                if closes {
+                    inner.close();
+                    return;
+                }
                 for receiver in inner.receivers.forget_silent(&heartbeat) {
                     let peer = format!("the receiver {receiver} at decode");
                     inner.lose(receiver, &failure::silent(peer, heartbeat.limit(), None));

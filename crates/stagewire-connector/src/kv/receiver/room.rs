@@ -1,3 +1,6 @@
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -135,9 +138,18 @@ impl Running {
     /// Ends the room for what happened with one of prefill's ranks.
     fn fail_by(&self, rank: u32, failure: Failure) {
         let room = self.spec.room;
+        if self.inner.shared.is_closed() {
+            // Nothing can be reached then, and that is why.
+            return self.change(|state| state.fail(self.closed()));
+        }
         let message = format!("room {room}: {}", failure.message);
         let failure = Failure { message, ..failure };
         self.change(|state| state.fail(failure.with("room", room).with("src_rank", rank)));
+    }
+
+    fn closed(&self) -> Failure {
+        let (room, rank) = (self.spec.room, self.inner.me.rank);
+        failure::closed(format_args!("room {room}: rank {rank} of decode"))
     }
 
     fn writers(&self) -> impl Iterator<Item = (u32, &Arc<Source>)> {
@@ -147,7 +159,6 @@ impl Running {
     }
 
     async fn run(self: Arc<Self>, lease: Lease) {
-        let room = self.spec.room;
         let ended = {
             let mut states = self.state.subscribe();
             let mut closed = self.inner.closed.subscribe();
@@ -168,11 +179,10 @@ impl Running {
                     None
                 }
                 () = tokio::time::sleep_until(self.until) => {
-                    Some(failure::late(room, "decode", self.spec.deadline, shown(&self.phase())))
+                    Some(failure::late(self.spec.room, "decode", self.spec.deadline, shown(&self.phase())))
                 }
-                _ = closed.wait_for(|closed| *closed) => {
-                    Some(failure::closed(format_args!("room {room}: rank {} of decode", self.inner.me.rank)))
-                }
+                _ = closed.wait_for(|closed| *closed) => Some(self.closed()),
+                () = self.inner.shared.closed() => Some(self.closed()),
                 _ = states.wait_for(|state| state.phase().is_terminal()) => None,
             }
         };
@@ -380,27 +390,5 @@ impl ReceiverRoom {
 impl Drop for ReceiverRoom {
     fn drop(&mut self) {
         self.abort(failure::dropped(self.running.spec.room, "decode"));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn only_pulls_that_have_not_ended_well_are_waited_for() {
-        let pulls = Pulls::default();
-        for _ in 0..3 {
-            pulls.count(async { Ok::<_, ()>(()) }).await.expect("it ends well");
-        }
-        assert!(pulls.all_ended_well());
-        let mut dropped = Box::pin(pulls.count(std::future::pending::<Result<(), ()>>()));
-        assert!(futures::poll!(&mut dropped).is_pending());
-        assert!(!pulls.all_ended_well());
-        drop(dropped);
-        assert!(!pulls.all_ended_well(), "its copies may go on");
-        let pulls = Pulls::default();
-        pulls.count(async { Err::<(), _>(()) }).await.expect_err("it fails");
-        assert!(!pulls.all_ended_well(), "another copy of it may go on");
     }
 }

@@ -86,6 +86,7 @@ impl Source {
         let running = Arc::clone(&source);
         let task = shared.runtime().spawn(async move {
             tokio::select! {
+                () = running.shared.closed() => running.over(failure::closed("the connector at decode")),
                 () = running.listen() => {}
                 failure = running.live() => running.over(failure),
             }

@@ -50,6 +50,12 @@ impl Cell {
         self.state.borrow().is_released()
     }
 
+    pub(super) async fn released(&self) {
+        let mut states = self.subscribe();
+        let released = states.wait_for(Outgoing::is_released).await;
+        drop(released.expect("it is held"));
+    }
+
     pub(super) fn is_read_by(&self, attempt: Attempt) -> bool {
         self.state.borrow().is_read_by(attempt)
     }
@@ -156,9 +162,7 @@ impl SenderRoom {
     /// # Cancel safety
     /// Safe.
     pub async fn released(&self) {
-        let mut states = self.cell.subscribe();
-        let released = states.wait_for(Outgoing::is_released).await;
-        drop(released.expect("the room is held"));
+        self.cell.released().await;
     }
 
     /// Whether its pages may be used again.

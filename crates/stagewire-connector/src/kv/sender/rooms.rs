@@ -13,10 +13,14 @@ const ENDED: usize = 1024;
 pub(super) struct Rooms {
     by_number: BTreeMap<u64, Vec<Arc<Cell>>>,
     ended: VecDeque<Arc<Cell>>,
+    closed: bool,
 }
 
 impl Rooms {
     pub(super) fn open(&mut self, room: u64, outgoing: Outgoing) -> Result<Arc<Cell>, KvError> {
+        if self.closed {
+            return Err(KvError::Closed);
+        }
         let cells = self.by_number.entry(room).or_default();
         if cells.iter().any(|cell| !cell.phase().is_terminal()) {
             return Err(KvError::RoomOpen { room });
@@ -42,6 +46,16 @@ impl Rooms {
     pub(super) fn cells(&self) -> Vec<Arc<Cell>> {
         let all = self.by_number.values().flatten();
         all.filter(|cell| !cell.is_released()).cloned().collect()
+    }
+
+    /// Opens no more. Returns those that are live.
+    pub(super) fn close(&mut self) -> Vec<Arc<Cell>> {
+        self.closed = true;
+        self.cells()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
     }
 
     pub(super) fn live(&self) -> usize {

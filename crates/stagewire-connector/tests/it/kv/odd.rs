@@ -43,6 +43,8 @@ pub(super) async fn pair(heartbeat: Heartbeat) -> Pair {
     let cache = CacheMemory::one_each(source.each_ref().map(Pages::memory));
     let options = SenderOptions {
         heartbeat,
+        // Who does not let go fails the test.
+        cut_off: PATIENCE * 9,
         ..SenderOptions::default()
     };
     let sender = Sender::new(&prefill, sides::engine(&geometry()), 0, cache, options).expect("a sender");
