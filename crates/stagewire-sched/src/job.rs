@@ -482,6 +482,12 @@ impl Job {
         self.losses
     }
 
+    /// Bytes of its outputs that are published and not released.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let live = self.stages.iter().filter_map(|run| run.output.live());
+        live.fold(0, |sum, payload| sum.saturating_add(payload.nbytes.0))
+    }
+
     /// The attempt that the next offer will have.
     pub(crate) const fn next_attempt(&self) -> Attempt {
         Attempt(self.next_attempt)

@@ -17,13 +17,6 @@ pub struct StageTally {
     pub payload_bytes: u64,
 }
 
-impl StageTally {
-    /// Jobs of which this stage is offered or runs.
-    pub(crate) const fn at_work(&self) -> u64 {
-        self.phases[2] + self.phases[3]
-    }
-}
-
 /// Jobs that are remembered, by state, in the order of [`JobState::NAMES`].
 pub type JobTally = [u64; JobState::NAMES.len()];
 

@@ -24,7 +24,7 @@ impl Sched {
     /// each class in its order.
     pub(super) fn companions(&self, stage: StageIndex, first: &Rank, worker: Incarnation) -> Vec<Rank> {
         let most = self.workers.get(&worker).map_or(1, Worker::max_batch) as usize;
-        let room = self.credits(stage).min(self.byte_places(stage, first.shape));
+        let room = self.credits(stage).min(self.byte_places(stage, first));
         let places = most.min(room).saturating_sub(1);
         let runs_alone = |rank: &Rank| self.jobs.get(&rank.job).is_none_or(Job::has_stumbled);
         let Some(own) = self.jobs.get(&first.job).map(|job| job.class).filter(|_| places > 0) else {

@@ -4,13 +4,18 @@
 //! says; once it is published it is held, in the size that it has; once it is released it is free again. A stage is
 //! dispatched where what is free is enough for its output and for one more of each stage further down, in the largest size
 //! that is known: all or nothing. So no stage takes what those after it need to go on, and what is held always drains: in a
-//! chain nothing waits for bytes for ever. Where paths join, or outputs turn out larger than any before, they might: so once nothing runs at all
-//! the oldest job needs no bytes, at the price of going above the bound by its outputs.
+//! chain nothing waits for bytes for ever. Where paths join, or outputs turn out larger than any before, they might: so once
+//! nothing runs of the jobs that hold anything, so that nothing becomes free by itself, the oldest of them that can go on to
+//! its end needs no bytes, at the price of going above the bound by its outputs.
+//!
+//! What a job holds itself is not in its own way: on its own it can always go on. Where its input and its output do not
+//! fit together that, too, goes above the bound, with nobody else's beside them.
 
 use stagewire_core::ByteCount;
 
 use super::Sched;
 use crate::Refusal;
+use crate::job::Job;
 use crate::queue::Rank;
 use crate::topology::StageIndex;
 
@@ -78,26 +83,30 @@ impl Sched {
             .fold(0, |sum, stage| sum.saturating_add(most(stage)))
     }
 
-    /// What must be free for a job of this shape to be dispatched to the stage; no more than there is.
-    pub(super) fn bytes_needed(&self, stage: StageIndex, shape: u64) -> u64 {
-        let needed = self.predict_bytes(stage, shape).saturating_add(self.bytes_below(stage));
-        self.limits.payload_bytes.map_or(0, |all| needed.min(all.0))
+    /// What must be free for this job to be dispatched to the stage; no more than there is beside what it holds itself.
+    pub(super) fn bytes_needed(&self, stage: StageIndex, rank: &Rank) -> u64 {
+        let needed = self
+            .predict_bytes(stage, rank.shape)
+            .saturating_add(self.bytes_below(stage));
+        let own = self.jobs.get(&rank.job).map_or(0, Job::held_bytes);
+        let most = |all: ByteCount| needed.min(all.0.saturating_sub(own));
+        self.limits.payload_bytes.map_or(0, most)
     }
 
     /// Whether there are bytes for the output of this job. A last stage needs none.
     pub(super) fn has_bytes(&self, stage: StageIndex, rank: &Rank) -> bool {
-        self.byte_places(stage, rank.shape) > 0
+        self.byte_places(stage, rank) > 0
     }
 
-    /// How many outputs of this shape there are bytes for.
-    pub(super) fn byte_places(&self, stage: StageIndex, shape: u64) -> usize {
+    /// How many outputs like that of this job there are bytes for.
+    pub(super) fn byte_places(&self, stage: StageIndex, rank: &Rank) -> usize {
         let Some(credit) = self
             .byte_credit()
             .filter(|_| !self.topology.consumers(stage).is_empty())
         else {
             return usize::MAX;
         };
-        let (needed, each) = (self.bytes_needed(stage, shape), self.predict_bytes(stage, shape));
+        let (needed, each) = (self.bytes_needed(stage, rank), self.predict_bytes(stage, rank.shape));
         let Some(left) = credit.free.0.checked_sub(needed) else {
             return 0;
         };

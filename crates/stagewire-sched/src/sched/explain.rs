@@ -109,7 +109,7 @@ impl Sched {
             return WaitCause::Bytes {
                 ahead,
                 others,
-                needed: ByteCount(self.bytes_needed(stage, first.shape)),
+                needed: ByteCount(self.bytes_needed(stage, &first)),
                 free: credit.free,
                 reserved: credit.reserved,
                 held: credit.held,

@@ -55,8 +55,8 @@ impl Sched {
         if self.has_bytes(stage, &rank) {
             Some(rank)
         } else {
-            // What is held drains as long as anything runs.
-            self.stuck_job(stage).filter(|_| self.is_idle())
+            // What is held drains as long as anything runs of a job that holds some.
+            self.stuck_job(stage).filter(|_| self.index.going == 0)
         }
     }
 
@@ -89,11 +89,6 @@ impl Sched {
         }
         let held = self.index.queues[stage.get()].held;
         self.topology.spec(stage).max_held.saturating_sub(held) as usize
-    }
-
-    /// Whether nothing is offered and nothing runs, in any stage.
-    fn is_idle(&self) -> bool {
-        self.index.queues.iter().all(|queue| queue.tally.at_work() == 0)
     }
 
     /// The oldest job that can go on to its end, where it waits for nothing but a credit of this stage.

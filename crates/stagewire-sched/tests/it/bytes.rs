@@ -1,7 +1,7 @@
 //! Credits in bytes: what is resident stays under what is advertised, admission stops first, nothing waits for ever.
 
 use stagewire_core::{ByteCount, Classify, ErrorClass, Incarnation, PayloadId, Token};
-use stagewire_sched::{EdgeSpec, Input, Limits, StageKind, StageSpec, Topology, WaitCause};
+use stagewire_sched::{EdgeSpec, Input, Limits, StageKind, StageSpec, Topology, Urgency, WaitCause};
 
 use crate::world::{World, name, payload_info, stream, whole};
 
@@ -176,7 +176,7 @@ fn an_output_that_is_larger_than_any_before_is_let_through_alone_and_drains() {
         assert_eq!(world.state(job), "succeeded");
     }
     let input = |shape| {
-        let urgency = stagewire_sched::Urgency {
+        let urgency = Urgency {
             shape,
             ..Default::default()
         };
@@ -193,6 +193,40 @@ fn an_output_that_is_larger_than_any_before_is_let_through_alone_and_drains() {
         (ErrorClass::Invalid, "credit.payload_bytes")
     );
     world.does(input(8));
+}
+
+/// Bytes for an input or an output, but not for both: with its input held there was never room for the output, unless
+/// nothing at all ran. Here something always runs that neither holds nor needs bytes.
+#[test]
+fn a_job_whose_input_and_output_do_not_fit_together_goes_alone() {
+    const EACH: u64 = 6 * SIZE;
+    let mut world = world(&["encode", "denoise", "decode"], chain(), 10, None);
+    let light = Urgency {
+        skip: ["encode", "denoise"].map(name).to_vec(),
+        ..Urgency::default()
+    };
+    let light = world.submit_as(light).expect("something is left to do");
+    let other = world.attach("decode", 1);
+    assert_eq!(world.accept(other).job, light);
+    let workers = ["encode", "denoise", "decode"].map(|stage| world.attach(stage, 4));
+    // Nobody knows how large they are, so that all of the first ones are encoded together, and go far above the bound.
+    for bound in [4 * EACH + EACH, 2 * EACH] {
+        let jobs = [(); 4].map(|()| world.submit_to("standard", 7));
+        let mut most = 0;
+        while let Some(worker) = workers.into_iter().find(|worker| world.offer(*worker).is_some()) {
+            let publishes = world.offer(worker).is_some_and(|offer| offer.output.publish);
+            let token = world.accept(worker);
+            if publishes {
+                publish(&mut world, worker, token, EACH);
+            }
+            most = most.max(resident(&world));
+            world.complete(worker, token);
+        }
+        assert_eq!(jobs.map(|job| world.state(job)), ["succeeded"; 4]);
+        assert!(most <= bound, "{most} bytes at once");
+        assert_eq!(resident(&world), 0);
+    }
+    assert_eq!(world.phase(light, "decode"), "running");
 }
 
 #[test]
