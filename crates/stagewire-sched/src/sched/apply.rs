@@ -23,6 +23,8 @@ struct Account {
     shape: u64,
     price: Option<Duration>,
     took: Option<Duration>,
+    /// Bytes of what it has published.
+    nbytes: Option<u64>,
 }
 
 impl Account {
@@ -45,6 +47,7 @@ impl Account {
             shape: job.terms.shape,
             price,
             took,
+            nbytes: job.run(stage).output.live().map(|payload| payload.nbytes.0),
         })
     }
 }
@@ -125,8 +128,7 @@ impl Sched {
             Event::Published { token, payload } => {
                 let fits = !self.index.payloads.contains_key(&payload.id) && self.change_job(at, token.job, event);
                 if fits && let Some((job, stage)) = self.find(*token) {
-                    let (shape, worker) = (job.terms.shape, job.run(stage).phase.worker());
-                    self.volumes[stage.get()].learn(shape, payload.nbytes.0);
+                    let worker = job.run(stage).phase.worker();
                     // Nearly always there is none.
                     if let Some(worker) = worker.filter(|_| !self.index.unclaimed.is_empty()) {
                         self.update_worker(worker, |worker| _ = worker.unclaimed.remove(&payload.id));
@@ -353,6 +355,9 @@ impl Sched {
         }
         if let Some(took) = account.took.filter(|_| completed) {
             self.estimates[account.stage.get()].learn(account.shape, took);
+        }
+        if let Some(nbytes) = account.nbytes.filter(|_| completed) {
+            self.volumes[account.stage.get()].learn(account.shape, nbytes);
         }
     }
 

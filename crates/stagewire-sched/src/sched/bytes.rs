@@ -1,9 +1,9 @@
 //! Credits in bytes: what outputs may take all together, wherever they are, so that each of them can go to the store.
 //!
-//! An output is reserved when its attempt is offered, in the size that outputs of its shape have had, or that the stage
-//! says; once it is published it is held, in the size that it has; once it is released it is free again. A stage is
+//! An output is reserved when its attempt is offered, in the size that the last outputs of its shape have had, or that the
+//! stage says; once it is published it is held, in the size that it has; once it is released it is free again. A stage is
 //! dispatched where what is free is enough for its output and for one more of each stage further down, in the largest size
-//! that is known: all or nothing. So no stage takes what those after it need to go on, and what is held always drains: in a
+//! that was seen lately: all or nothing. So no stage takes what those after it need to go on, and what is held always drains: in a
 //! chain nothing waits for bytes for ever. Where paths join, or outputs turn out larger than any before, they might: so once
 //! nothing runs of the jobs that hold anything, so that nothing becomes free by itself, the oldest of them that can go on to
 //! its end needs no bytes, at the price of going above the bound by its outputs.

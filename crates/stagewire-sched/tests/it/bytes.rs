@@ -229,6 +229,42 @@ fn a_job_whose_input_and_output_do_not_fit_together_goes_alone() {
     assert_eq!(world.phase(light, "decode"), "running");
 }
 
+/// One that is much larger than all the others, or claims to be, takes the room of others for a while and not for ever.
+#[test]
+fn an_output_out_of_all_proportion_is_forgotten_and_one_that_was_not_completed_counts_nothing() {
+    let mut world = world(&["encode", "decode"], vec![whole("encode", "decode")], 8, Some(SIZE));
+    let encoder = world.attach("encode", 8);
+    let decoder = world.attach("decode", 8);
+    let at_once = |world: &mut World, nbytes: u64| {
+        let jobs = [(); 8].map(|()| world.submit_to("standard", 7));
+        let offered = jobs
+            .iter()
+            .filter(|job| world.phase(**job, "encode") == "offered")
+            .count();
+        while world.offer(encoder).is_some() || world.offer(decoder).is_some() {
+            if world.offer(encoder).is_some() {
+                let token = world.accept(encoder);
+                publish(world, encoder, token, nbytes);
+                world.complete(encoder, token);
+            }
+            while world.offer(decoder).is_some() {
+                world.run(decoder);
+            }
+        }
+        assert_eq!(jobs.map(|job| world.state(job)), ["succeeded"; 8]);
+        offered
+    };
+    assert_eq!(at_once(&mut world, SIZE), 8);
+    world.submit_to("standard", 7);
+    let token = world.accept(encoder);
+    publish(&mut world, encoder, token, 1_000 * SIZE);
+    world.fail(encoder, token, ErrorClass::Internal);
+    assert_eq!(at_once(&mut world, SIZE), 8, "a failure teaches nothing");
+    at_once(&mut world, 1_000 * SIZE);
+    let later = [(); 5].map(|()| at_once(&mut world, SIZE));
+    assert_eq!((later[0], later[4]), (1, 8), "{later:?}");
+}
+
 #[test]
 fn reservations_and_sizes_survive_a_restart() {
     let mut world = world(&["encode", "decode"], vec![whole("encode", "decode")], 8, None);
