@@ -280,17 +280,26 @@ impl Job {
         Some(())
     }
 
-    /// Keeps a running attempt until then, whether or not it is renewed: its worker cannot be reached.
-    pub(crate) fn hold(&mut self, token: Token, until: Timestamp) {
-        if let Some(attempt) = self.running(token).and_then(|stage| self.attempt_mut(stage)) {
+    /// Keeps a running attempt until then, whether or not it is renewed: its worker cannot be reached. Of a group it is
+    /// rank 0 that renews, so that the others do not matter here.
+    pub(crate) fn hold(&mut self, worker: Incarnation, token: Token, until: Timestamp) {
+        let attempt = self.running(token).and_then(|stage| self.attempt_mut(stage));
+        if let Some(attempt) = attempt.filter(|attempt| attempt.worker == worker) {
             attempt.deadline = until;
         }
     }
 
-    /// Starts the deadlines of a running attempt anew: its worker can be reached again.
-    pub(crate) fn resume(&mut self, topology: &Topology, limits: &Limits, token: Token, at: Timestamp) {
+    /// Starts the deadlines of a running attempt anew: its worker, or rank 0 of its group, can be reached again.
+    pub(crate) fn resume(
+        &mut self,
+        topology: &Topology,
+        limits: &Limits,
+        worker: Incarnation,
+        token: Token,
+        at: Timestamp,
+    ) {
         if let Some(stage) = self.running(token)
-            && let Some(attempt) = self.attempt_mut(stage)
+            && let Some(attempt) = self.attempt_mut(stage).filter(|attempt| attempt.worker == worker)
         {
             attempt.progressed = at;
             attempt.deadline = at + limits.grant.min(topology.spec(stage).no_progress);

@@ -470,7 +470,7 @@ impl Sched {
         }
         for token in claimed {
             self.update_job(token.job, |topology, limits, job| {
-                job.resume(topology, limits, *token, at);
+                job.resume(topology, limits, incarnation, *token, at);
                 true
             });
         }
@@ -495,7 +495,7 @@ impl Sched {
                 }
                 Slot::Running => {
                     self.update_job(token.job, |_, _, job| {
-                        job.hold(token, until);
+                        job.hold(worker, token, until);
                         true
                     });
                 }

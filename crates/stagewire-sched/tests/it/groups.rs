@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Incarnation, JobId, Member, Token};
-use stagewire_sched::{EdgeSpec, Effect, Input, Loss, Offer, StageKind, StageSpec, Topology, WaitCause, WorkerInfo};
+use stagewire_sched::{
+    EdgeSpec, Effect, Input, Limits, Loss, Offer, StageKind, StageSpec, Topology, WaitCause, WorkerInfo,
+};
 
 use crate::world::{World, completed, name, whole, worker_info};
 
@@ -192,6 +194,37 @@ fn a_group_goes_on_when_the_server_restarts() {
     assert!(stopped(&world, ranks[0], token));
     world.stop(ranks[0], token);
     assert_eq!(world.phase(job, "denoise"), "offered");
+}
+
+#[test]
+fn a_rank_that_is_back_first_does_not_cut_short_how_long_rank_0_is_waited_for() {
+    let mut world = video();
+    let ranks = group::<2>(&mut world, "g");
+    let (job, token) = start(&mut world, &ranks);
+    world.restart();
+    world.wait(Duration::from_secs(1));
+    attach_as(&mut world, info(ranks[1], "g", 1, 2), vec![token]);
+    world.wait(Limits::default().grant * 2);
+    assert_eq!(world.phase(job, "denoise"), "running");
+    attach_as(&mut world, info(ranks[0], "g", 0, 2), vec![token]);
+    world.publish(ranks[0], token);
+    world.complete(ranks[0], token);
+    assert_eq!(world.phase(job, "denoise"), "done");
+}
+
+#[test]
+fn a_rank_that_comes_and_goes_does_not_hide_that_rank_0_is_silent() {
+    let mut world = video();
+    let ranks = group::<2>(&mut world, "g");
+    let (job, token) = start(&mut world, &ranks);
+    let grant = Limits::default().grant;
+    for _ in 0..4 {
+        world.wait(grant / 4);
+        world.away(ranks[1]);
+        attach_as(&mut world, info(ranks[1], "g", 1, 2), vec![token]);
+    }
+    world.wait(grant / 4);
+    assert_eq!(world.sched.job(job).expect("it goes on").losses().expired, 1);
 }
 
 #[test]
