@@ -42,7 +42,8 @@ class Deployment:
         self.config = folder / "stagewire.toml"
         self.config.write_text(config)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("STAGEWIRE_")}
-        self.env = {**clean, **(env or {}), "STAGEWIRE_RUN_DIR": str(self.run_dir)}
+        here = {"STAGEWIRE_RUN_DIR": str(self.run_dir), "STAGEWIRE_PYTHON": sys.executable}
+        self.env = {**clean, **(env or {}), **here}
         self.traces = Traces(self.run_dir)
         self.said = folder / "up.log"
         self.up: subprocess.Popen | None = None
@@ -51,7 +52,7 @@ class Deployment:
     def start(self) -> Deployment:
         """Starts `up` and waits until every worker is ready."""
         command = [STAGEWIRE, "up", str(self.config), "--data-dir", str(self.folder / "data"), "--json"]
-        command += ["--run-dir", str(self.run_dir), "--python", sys.executable, "--stop-timeout", "2"]
+        command += ["--run-dir", str(self.run_dir), "--stop-timeout", "2"]
         with self.said.open("ab") as said:
             # A process group of its own, as a shell would give it.
             self.up = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=said, process_group=0)
