@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
+use stagewire_core::{Epoch, Failure, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
 
 use super::Sched;
 use crate::index::{JobMark, WorkerMark};
@@ -10,7 +10,7 @@ use crate::share::Shares;
 use crate::timers::Timer;
 use crate::topology::StageIndex;
 use crate::worker::{LinkState, Slot, Worker};
-use crate::{Event, Holder, OfferEnd, WorkerInfo};
+use crate::{Event, Holder, Loss, OfferEnd, WorkerInfo};
 
 /// What there is to settle about an attempt that ends.
 struct Account {
@@ -375,18 +375,24 @@ impl Sched {
             self.settle_account(&account, false);
             self.set_slot(incarnation, token, None);
             if *end != OfferEnd::Withdrawn {
-                let limits = self.limits;
-                self.update_worker(incarnation, |worker| {
-                    worker.declined = match end {
-                        OfferEnd::Declined(failure) => Some(failure.clone()),
-                        OfferEnd::Unanswered | OfferEnd::Withdrawn => None,
-                    };
-                    worker.misses = worker.misses.saturating_add(1);
-                    worker.paused_until = Some(at + limits.pause_after(worker.misses));
-                });
+                let declined = match end {
+                    OfferEnd::Declined(failure) => Some(failure.clone()),
+                    OfferEnd::Unanswered | OfferEnd::Withdrawn => None,
+                };
+                self.pause_worker(at, incarnation, declined);
             }
         }
         true
+    }
+
+    /// The worker does not take what it is offered: it gets nothing for a while, which doubles.
+    fn pause_worker(&mut self, at: Timestamp, worker: Incarnation, declined: Option<Failure>) {
+        let limits = self.limits;
+        self.update_worker(worker, |worker| {
+            worker.declined = declined;
+            worker.misses = worker.misses.saturating_add(1);
+            worker.paused_until = Some(at + limits.pause_after(worker.misses));
+        });
     }
 
     /// Ends a running attempt. Where the worker may still be at it, its slot stays in use until it says otherwise; a worker
@@ -406,9 +412,21 @@ impl Sched {
             // What ends on one rank of a group has yet to end on the others.
             let keeps_slot = keeps_slot || (!account.ranks.is_empty() && !completed);
             let until = at + self.limits.stop;
-            for worker in std::iter::once(account.worker).chain(account.ranks) {
+            let leader = account.worker;
+            for worker in std::iter::once(leader).chain(account.ranks) {
                 let keeps_slot = keeps_slot && self.workers.get(&worker).is_some_and(Worker::is_attached);
                 self.set_slot(worker, token, keeps_slot.then_some(Slot::Stopping { until }));
+            }
+            match event {
+                Event::AttemptLost {
+                    worker,
+                    loss: Loss::NotRunning,
+                    failure,
+                    ..
+                } if *worker != leader && self.workers.get(&leader).is_some_and(Worker::is_attached) => {
+                    self.pause_worker(at, leader, Some(failure.clone()));
+                }
+                _ => (),
             }
         }
         true

@@ -2,7 +2,8 @@
 //!
 //! A group is one unit with one slot, that of rank 0. It is offered work while every rank is there with nothing to do; the
 //! others get the attempt when rank 0 was granted it. Rank 0 publishes, reports progress and completes for all. Whatever
-//! ends the attempt otherwise, a failure or the loss of any rank, ends it on every rank.
+//! ends the attempt otherwise, a failure or the loss of any rank, ends it on every rank. Where a rank does not run what was
+//! granted, the group gets no offers for a while, as a worker that declines.
 //!
 //! A rank serves its group alone, so there is nothing that smaller jobs could take from a group piece by piece: where
 //! groups of several sizes serve a stage, each takes the job whose turn it is.
@@ -139,14 +140,14 @@ impl JobPlan<'_, '_> {
         self.push(Event::AttemptStopped { worker, token });
     }
 
-    /// A rank does not run what rank 0 was granted.
+    /// A rank does not run what rank 0 was granted. Like an offer that is declined this costs the job nothing.
     pub(super) fn lose_rank(&mut self, worker: Incarnation, token: Token, failure: &Failure) {
         let message = format!("rank {worker} does not run attempt {token}: {}", failure.message);
         self.push(Event::AttemptLost {
             token,
             worker,
-            loss: Loss::Stopped,
-            failure: Failure::new(ErrorClass::Unavailable, "attempt.stopped", message),
+            loss: Loss::NotRunning,
+            failure: Failure::new(ErrorClass::Unavailable, "attempt.not_running", message),
         });
         self.rank_stopped(worker, token);
     }
