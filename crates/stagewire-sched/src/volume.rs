@@ -19,8 +19,8 @@ pub(crate) struct Volume {
     /// Number of outputs seen.
     seen: u64,
     shapes: BTreeMap<u64, Known>,
-    /// The largest of the last outputs of the shapes that were seen lately.
-    largest: Option<u64>,
+    /// The largest of the last outputs of the shapes that were seen lately, and the shape that it is of.
+    largest: Option<(u64, u64)>,
 }
 
 /// What is known of a shape.
@@ -90,8 +90,20 @@ impl Volume {
         });
         known.learn(nbytes);
         known.last = self.seen;
-        let recent = self.shapes.values().filter(|known| known.last + RECENT > self.seen);
-        self.largest = recent.map(|known| known.span().most).max();
+        let most = known.span().most;
+        match self.largest {
+            Some((largest, _)) if most >= largest => self.largest = Some((most, shape)),
+            // Most outputs are like those before them: nothing to look for.
+            Some((_, of)) if of != shape && self.shapes.get(&of).is_some_and(|known| self.is_recent(known)) => {}
+            _ => {
+                let recent = self.shapes.iter().filter(|(_, known)| self.is_recent(known));
+                self.largest = recent.map(|(shape, known)| (known.span().most, *shape)).max();
+            }
+        }
+    }
+
+    const fn is_recent(&self, known: &Known) -> bool {
+        known.last + RECENT > self.seen
     }
 
     /// The largest of the last outputs of this shape; `None` where there was none.
@@ -105,8 +117,8 @@ impl Volume {
     }
 
     /// The largest of the last outputs of any shape; `None` where there was none.
-    pub(crate) const fn most(&self) -> Option<u64> {
-        self.largest
+    pub(crate) fn most(&self) -> Option<u64> {
+        self.largest.map(|(nbytes, _)| nbytes)
     }
 }
 
@@ -152,6 +164,23 @@ mod tests {
         assert_eq!(volume.most(), Some(1 << 40));
         volume.learn(2, 10);
         assert_eq!((volume.most(), volume.most_of(1)), (Some(10), Some(1 << 40)));
+    }
+
+    #[test]
+    fn the_largest_is_that_of_all_shapes_seen_lately() {
+        let mut volume = Volume::default();
+        for step in 0..20_000_u64 {
+            // Shapes and sizes without a pattern: some shapes stay away for long, some sizes are far out.
+            let draw = step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let nbytes = if draw % 97 == 0 { draw } else { draw % 1_000 };
+            volume.learn((draw % 300) >> (step / 2_000), nbytes);
+            let lately = volume.shapes.values().filter(|known| known.last + RECENT > volume.seen);
+            assert_eq!(
+                volume.most(),
+                lately.map(|known| known.span().most).max(),
+                "after {step}"
+            );
+        }
     }
 
     #[test]
