@@ -27,9 +27,16 @@ pub(super) struct Task {
     rest: usize,
     service: std::time::Duration,
     began: Timestamp,
+    /// Its last chunk's part of the work is not done before.
+    least: Timestamp,
     computed: bool,
     over: bool,
     output: Option<PayloadId>,
+}
+
+/// Pieces in which an input comes.
+fn chunks(input: &OfferInput) -> u64 {
+    u64::from(input.payload.chunks.max(1))
 }
 
 impl Cluster<'_> {
@@ -61,6 +68,7 @@ impl Cluster<'_> {
             rest: 0,
             service,
             began: self.now,
+            least: self.now,
             computed: false,
             over: false,
             output: None,
@@ -70,18 +78,12 @@ impl Cluster<'_> {
             let Some(kept) = self.payloads.get(&payload).copied() else {
                 continue;
             };
-            let chunks = u64::from(input.payload.chunks.max(1));
-            let first = kept.nbytes.div_ceil(chunks);
-            for (nbytes, leg) in [(first, Leg::First(payload)), (kept.nbytes - first, Leg::Rest(payload))] {
-                if nbytes > 0 {
-                    let flow = self.links.begin(self.now, kept.holder, End::Worker(worker), nbytes);
-                    self.flows.insert(flow, (place, token, leg));
-                    *(if matches!(leg, Leg::First(_)) {
-                        &mut task.first
-                    } else {
-                        &mut task.rest
-                    }) += 1;
-                }
+            let first = kept.nbytes.div_ceil(chunks(input));
+            if first > 0 {
+                let flow = self.links.begin(self.now, kept.holder, End::Worker(worker), first);
+                self.flows.insert(flow, (place, token, Leg::First(payload)));
+                task.first += 1;
+                task.rest += usize::from(kept.nbytes > first);
             }
         }
         let gone = task
@@ -113,8 +115,31 @@ impl Cluster<'_> {
         if let Some(task) = self.task(place, token) {
             task.computed = true;
             if task.rest == 0 {
-                self.finish(place, token);
+                self.finish_in_time(place, token);
             }
+        }
+    }
+
+    /// All has come and all is computed, but perhaps for the last chunk's part.
+    fn finish_in_time(&mut self, place: usize, token: Token) {
+        let now = self.now;
+        match self.task(place, token).map(|task| task.least) {
+            Some(least) if least > now => {
+                self.agenda.put(least, Next::Finish(place, token));
+            }
+            _ => self.finish(place, token),
+        }
+    }
+
+    /// The chunks of an input follow the first one.
+    fn fetch_rest(&mut self, place: usize, token: Token, payload: PayloadId, chunks: u64) {
+        let (Some(kept), Some(worker)) = (self.payloads.get(&payload).copied(), self.places[place].worker) else {
+            return self.fail(place, payload);
+        };
+        let rest = kept.nbytes - kept.nbytes.div_ceil(chunks);
+        if rest > 0 {
+            let flow = self.links.begin(self.now, kept.holder, End::Worker(worker), rest);
+            self.flows.insert(flow, (place, token, Leg::Rest(payload)));
         }
     }
 
@@ -124,27 +149,27 @@ impl Cluster<'_> {
             let Some((place, token, leg)) = self.flows.remove(&flow) else {
                 continue;
             };
-            let stage = self.places[place].stage;
+            let (now, stage) = (self.now, self.places[place].stage);
             let Some(task) = self.task(place, token) else { continue };
             match leg {
-                Leg::First(_) => {
+                Leg::First(payload) => {
                     task.first -= 1;
-                    if task.first == 0 {
+                    let ready = task.first == 0;
+                    let input = task.inputs.iter().find(|input| input.payload.id == payload);
+                    let chunks = input.map_or(1, chunks);
+                    self.fetch_rest(place, token, payload, chunks);
+                    if ready {
                         self.compute(place);
                     }
                 }
                 Leg::Rest(_) => {
                     task.rest -= 1;
-                    if task.rest == 0 && task.computed {
-                        // The last chunk came last: its part of the work is still to be done.
-                        let chunks = task
-                            .inputs
-                            .iter()
-                            .map(|input| input.payload.chunks.max(1))
-                            .max()
-                            .unwrap_or(1);
-                        let left = task.service / chunks;
-                        self.agenda.put(self.now + left, Next::Finish(place, token));
+                    if task.rest == 0 {
+                        let most = task.inputs.iter().map(chunks).max().unwrap_or(1);
+                        task.least = now + task.service.div_f64(most as f64);
+                        if task.computed {
+                            self.finish_in_time(place, token);
+                        }
                     }
                 }
                 Leg::Put => self.publish(place, stage, End::Store),

@@ -156,7 +156,7 @@ pub(super) fn parse(text: &str, mut read: impl FnMut(&str) -> Result<String, Str
         Some(slowdowns) => {
             let mut all = vec![1.0; stages.len()];
             for (name, slowdown) in slowdowns {
-                all[stage(name)?] = number("colocated", *slowdown, 0.01, 100.0)?;
+                all[stage(name)?] = number(&format!("colocated.{name}"), *slowdown, 0.01, 100.0)?;
             }
             Some(all)
         }
@@ -196,16 +196,17 @@ fn defaults() -> Vec<Class> {
 
 fn class(file: &ClassFile) -> Result<Class, SimError> {
     let name = StageName::new(&file.name).map_err(|error| wrong("a class", &file.name, &error.to_string()))?;
-    let mut spec = ClassSpec::new(name, file.weight);
-    spec.queue_deadline = file
-        .queue_deadline_s
-        .map(|value| positive("queue-deadline-s", value))
-        .transpose()?;
+    let key = |key: &str| format!("{key} of class {name}");
+    let duration = |name: &str, value: Option<f64>| value.map(|value| positive(&key(name), value)).transpose();
+    let queue_deadline = duration("queue-deadline-s", file.queue_deadline_s)?;
     Ok(Class {
-        spec,
-        share: number("share", file.share, 0.0, 1e6)?,
-        scale: number("scale", file.scale, 1e-6, 1e6)?,
-        slo: file.slo_s.map(|value| positive("slo-s", value)).transpose()?,
+        share: number(&key("share"), file.share, 0.0, 1e6)?,
+        scale: number(&key("scale"), file.scale, 1e-6, 1e6)?,
+        slo: duration("slo-s", file.slo_s)?,
+        spec: ClassSpec {
+            queue_deadline,
+            ..ClassSpec::new(name, file.weight)
+        },
     })
 }
 
@@ -231,15 +232,16 @@ fn stages(files: &[StageFile], measured: &Measured) -> Result<Vec<Stage>, SimErr
     let mut stages: Vec<Stage> = Vec::new();
     for file in files {
         let name = StageName::new(&file.name).map_err(|error| wrong("a stage", &file.name, &error.to_string()))?;
+        let key = |key: &str| format!("{key} of stage {}", file.name);
         let known_times = measured.get(&file.name).copied();
         let time = file.time_s.or(known_times.map(|known| known.0));
-        let time = time.ok_or_else(|| wrong(&format!("time-s of stage {name}"), "missing", "given, or measured"))?;
+        let time = time.ok_or_else(|| wrong(&key("time-s"), "missing", "given, or measured"))?;
         let after = match &file.after {
             None => stages.len().checked_sub(1).into_iter().collect(),
             Some(names) => {
                 let find = |name: &String| {
                     let found = stages.iter().position(|stage| stage.spec.name.as_str() == name);
-                    found.ok_or_else(|| wrong("after", name, &known(&stages)))
+                    found.ok_or_else(|| wrong(&key("after"), name, &known(&stages)))
                 };
                 names.iter().map(find).collect::<Result<_, _>>()?
             }
@@ -250,7 +252,7 @@ fn stages(files: &[StageFile], measured: &Measured) -> Result<Vec<Stage>, SimErr
             StageKind::WorkQueue
         });
         if !(1..=100_000).contains(&file.workers) {
-            return Err(wrong("workers", &file.workers.to_string(), "1 to 100000"));
+            return Err(wrong(&key("workers"), &file.workers.to_string(), "1 to 100000"));
         }
         let spec = StageSpec::new(name);
         stages.push(Stage {
@@ -262,7 +264,7 @@ fn stages(files: &[StageFile], measured: &Measured) -> Result<Vec<Stage>, SimErr
             after,
             workers: file.workers,
             max_held: file.max_held,
-            time: positive("time-s", time)?,
+            time: positive(&key("time-s"), time)?,
             output: file
                 .output_bytes
                 .unwrap_or(ByteCount(known_times.map_or(0, |known| known.1))),

@@ -81,20 +81,27 @@ fn at_equal_speeds_stages_apart_do_no_more_jobs() {
 
 #[test]
 fn a_slow_link_is_the_bottleneck_and_chunks_hide_a_part_of_it() {
-    let text = |chunks| {
+    let text = |chunks, decode: f64| {
         format!(
             "arrivals = {{ jobs = 1, rate-per-s = 1.0 }}\nnetwork = {{ latency-us = 0, nic-bytes-per-s = '1MB' }}\n\
              stage = [{{ name = 'denoise', workers = 1, time-s = 1.0, output-bytes = '8MB', chunks = {chunks} }},\n\
-             {{ name = 'decode', workers = 1, time-s = 8.0, chunks = 8 }}]"
+             {{ name = 'decode', workers = 1, time-s = {decode}, chunks = 8 }}]"
         )
     };
-    let took = |chunks| run(&parse(&text(chunks))).latency_s.p50;
+    let took = |chunks, decode| run(&parse(&text(chunks, decode))).latency_s.p50;
     let megabytes =
         "8MB".parse::<ByteCount>().expect("a number").0 as f64 / "1MB".parse::<ByteCount>().expect("a number").0 as f64;
-    let (whole, cut) = (took(1), took(8));
+    let whole = took(1, 8.0);
     assert!((whole - (1.0 + megabytes + 8.0)).abs() < 0.01, "{whole}");
-    // The first chunk, the others while those before are decoded, and the last one's decoding at the most.
-    assert!((cut - (1.0 + megabytes / 8.0 + 8.0)).abs() < 1.01, "{cut}");
+    // Decoding begins with the first chunk, and ends no earlier than its part for the last one.
+    for decode in [12.0, 8.0, 7.2, 4.0] {
+        let cut = took(8, decode);
+        let expected = 1.0 + (megabytes / 8.0 + decode).max(megabytes + decode / 8.0);
+        assert!(
+            (cut - expected).abs() < 0.01,
+            "{cut} s, not {expected} s, at {decode} s"
+        );
+    }
 }
 
 #[test]
@@ -195,8 +202,18 @@ fn what_is_wrong_with_an_experiment_is_said() {
             "arrivals.rate-per-s is NaN",
         ),
         (", rate-per-s = 1.0", "", "sim.experiment", "either a trace"),
-        ("workers = 1", "workers = 0", "sim.experiment", "workers is 0"),
-        ("time-s = 1.0", "time-s = -1.0", "sim.experiment", "time-s is -1"),
+        (
+            "workers = 1",
+            "workers = 0",
+            "sim.experiment",
+            "workers of stage a is 0",
+        ),
+        (
+            "time-s = 1.0",
+            "time-s = -1.0",
+            "sim.experiment",
+            "time-s of stage a is -1",
+        ),
         (", time-s = 1.0", "", "sim.experiment", "time-s of stage a"),
         ("name = 'a'", "name = 'a', size = 3", "sim.experiment", "size"),
         ("name = 'a'", "name = '../a'", "sim.experiment", "../a"),
@@ -204,7 +221,7 @@ fn what_is_wrong_with_an_experiment_is_said() {
             "workers = 1",
             "workers = 1, after = ['b']",
             "sim.experiment",
-            "after is b",
+            "after of stage a is b",
         ),
         (
             "}]",
