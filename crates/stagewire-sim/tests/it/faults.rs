@@ -53,7 +53,8 @@ fn run(scenario: Scenario) -> (u64, Tally) {
 
 #[test]
 fn promises_hold_whatever_happens() {
-    let one = std::env::var("STAGEWIRE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let one = std::env::var("STAGEWIRE_SEED").ok();
+    let one: Option<u64> = one.map(|seed| seed.parse().expect("STAGEWIRE_SEED is a number"));
     let seeds = match one {
         Some(seed) => seed..seed + 1,
         None => 0..if soak() { 1_000 } else { 50 },

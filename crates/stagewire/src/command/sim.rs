@@ -141,7 +141,8 @@ fn plan(args: &PlanArgs, output: &Output) -> Result<Exit, Fault> {
         )?;
     } else {
         print::trials(&args.stage, &trials, output)?;
-        let target = args.target * 100.0;
+        // 0.57 is 57 %, not 56.99999999999999.
+        let target = (args.target * 1e5).round() / 1e3;
         match answer {
             Some(workers) => output.data(format_args!(
                 "{workers} workers of {} are enough for {target} %",

@@ -5,5 +5,6 @@ mod errors;
 mod help;
 mod kv;
 mod serve;
+mod sim;
 mod store;
 mod world;
