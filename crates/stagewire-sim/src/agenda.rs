@@ -37,16 +37,6 @@ impl<T> Agenda<T> {
         let ((at, _), entry) = self.entries.pop_first()?;
         Some((at, entry))
     }
-
-    /// Number of things that will happen.
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    /// Whether nothing will happen.
-    pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
 }
 
 /// One entry of an [`Agenda`].
@@ -63,11 +53,10 @@ mod tests {
         let late = agenda.put(Timestamp(9), "late");
         agenda.put(Timestamp(5), "first");
         agenda.put(Timestamp(5), "second");
-        assert_eq!(agenda.len(), 3);
         assert_eq!(agenda.cancel(late), Some("late"));
         assert_eq!(agenda.cancel(late), None);
         assert_eq!(agenda.pop(), Some((Timestamp(5), "first")));
         assert_eq!(agenda.pop(), Some((Timestamp(5), "second")));
-        assert!(agenda.is_empty() && agenda.pop().is_none());
+        assert_eq!(agenda.pop(), None);
     }
 }

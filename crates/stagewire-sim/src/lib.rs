@@ -45,6 +45,6 @@ pub use agenda::{Agenda, Appointment};
 pub use experiment::{Arrival, Arrivals, Class, Deaths, Experiment, Layout, Network, SimError, Spot, Stage};
 pub use plan::{Trial, fewest};
 pub use random::Random;
-pub use record::{JobRecord, Run, Sample};
+pub use record::JobRecord;
 pub use report::{ClassReport, Percentiles, Report, StageReport, simulate};
 pub use service::{WORKLOADS, Workload};

@@ -25,40 +25,40 @@ pub struct JobRecord {
 
 /// Levels at one point of time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// When.
-    pub at: Timestamp,
+    pub(crate) at: Timestamp,
     /// Jobs that wait for a worker, by stage.
-    pub queued: Vec<usize>,
+    pub(crate) queued: Vec<usize>,
     /// Bytes of payloads that are held.
-    pub resident: u64,
+    pub(crate) resident: u64,
 }
 
 /// Everything that one simulation gives.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Run {
+pub(crate) struct Run {
     /// Jobs in the order in which they came.
-    pub jobs: Vec<JobRecord>,
+    pub(crate) jobs: Vec<JobRecord>,
     /// Levels over time.
-    pub samples: Vec<Sample>,
+    pub(crate) samples: Vec<Sample>,
     /// From the start to the end of the last job.
-    pub span: Duration,
+    pub(crate) span: Duration,
     /// Time that workers had an attempt, by stage.
-    pub busy: Vec<Duration>,
+    pub(crate) busy: Vec<Duration>,
     /// Attempts that were completed, by stage.
-    pub attempts: Vec<u64>,
+    pub(crate) attempts: Vec<u64>,
     /// Most bytes of payloads that were held at once.
-    pub peak_resident: u64,
+    pub(crate) peak_resident: u64,
     /// Bytes that went over the network.
-    pub moved: u64,
+    pub(crate) moved: u64,
     /// Outputs that had to wait for room in the store.
-    pub puts_that_waited: u64,
+    pub(crate) puts_that_waited: u64,
     /// Workers that were lost.
-    pub deaths: u64,
+    pub(crate) deaths: u64,
     /// Events of the scheduler.
-    pub events: u64,
+    pub(crate) events: u64,
     /// All of them and their times in one number: the same seed gives the same one.
-    pub hash: u64,
+    pub(crate) hash: u64,
     resident: u64,
 }
 
