@@ -1,6 +1,7 @@
-//! `stagewire.kv`: geometry, handshake and plans of KV caches. `python/stagewire/kv.py` gives them their public names.
+//! `stagewire.kv`: geometry, handshake, plans and rooms of KV caches. `python/stagewire/kv` gives them their public names.
 
 mod columns;
+mod held;
 mod receiver;
 mod room;
 mod sender;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use pyo3::prelude::*;
@@ -12,6 +12,7 @@ use pyo3::types::PyBytes;
 use stagewire_connector::kv::{CacheMemory, Receiver, ReceiverOptions, ReceiverRoom, RoomSpec, SenderHandle};
 use stagewire_transfer::Target;
 
+use super::held::Held;
 use super::{KvEngine, Tables, room};
 use crate::connector::Connector;
 use crate::error::{invalid, raise, raise_from};
@@ -21,17 +22,7 @@ use crate::tensor::Tensor;
 
 /// One rank of a decode engine, which reads pages of prefill's caches into its own.
 #[pyclass(module = "stagewire._native", frozen)]
-pub(crate) struct KvReceiver {
-    /// Taken when it is closed.
-    inner: Mutex<Option<Arc<Receiver>>>,
-}
-
-impl KvReceiver {
-    fn open(&self, py: Python<'_>) -> PyResult<Arc<Receiver>> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.clone().ok_or_else(|| room::closed(py, "receiver"))
-    }
-}
+pub(crate) struct KvReceiver(Held<Receiver>);
 
 #[pymethods]
 impl KvReceiver {
@@ -58,9 +49,7 @@ impl KvReceiver {
             Receiver::new(connector.inner(), engine, rank, cache, options)
         });
         let receiver = made.map_err(|error| raise_from(py, &error))?;
-        Ok(Self {
-            inner: Mutex::new(Some(Arc::new(receiver))),
-        })
+        Ok(Self(Held::new("receiver", receiver)))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the arguments of the Python call")]
@@ -75,7 +64,7 @@ impl KvReceiver {
         exact_window: bool,
         deadline: f64,
     ) -> PyResult<KvReceiverRoom> {
-        let receiver = self.open(py)?;
+        let receiver = self.0.get(py)?;
         let senders = senders.iter().map(|bytes| handle(py, bytes));
         let senders = senders.collect::<PyResult<Vec<_>>>()?;
         let spec = RoomSpec {
@@ -92,19 +81,18 @@ impl KvReceiver {
 
     /// Prefill's ranks that this one needs bytes of, where this is the handle of any of them.
     fn writers(&self, py: Python<'_>, sender: &[u8]) -> PyResult<Vec<u32>> {
-        let writers = self.open(py)?.writers(&handle(py, sender)?);
+        let writers = self.0.get(py)?.writers(&handle(py, sender)?);
         writers.map_err(|error| raise_from(py, &error))
     }
 
     /// Rooms that have pages.
     fn live(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.open(py)?.live_rooms())
+        Ok(self.0.get(py)?.live_rooms())
     }
 
     /// Fails its rooms.
     fn close(&self, py: Python<'_>) {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(inner));
+        self.0.close(py);
     }
 }
 

@@ -46,9 +46,3 @@ pub(super) fn aborted(error_class: &str, reason: &str, message: String) -> Failu
     let class = ErrorClass::from_name(error_class).unwrap_or(ErrorClass::Cancelled);
     Failure::new(class, reason, message)
 }
-
-/// A sender or a receiver that was closed.
-pub(super) fn closed(py: Python<'_>, what: &str) -> PyErr {
-    let message = format!("this {what} is closed: make a new one");
-    raise(py, &Failure::new(ErrorClass::Cancelled, "kv.closed", message))
-}

@@ -1,11 +1,12 @@
 //! `KvSender`: one rank of a prefill engine.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use stagewire_connector::kv::{CacheMemory, ChunkSpec, Sender, SenderOptions, SenderRoom};
 
+use super::held::Held;
 use super::{KvEngine, Tables, room};
 use crate::connector::Connector;
 use crate::error::{raise, raise_from};
@@ -16,16 +17,8 @@ use crate::tensor::Tensor;
 /// One rank of a prefill engine, whose cache decode may read.
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct KvSender {
-    /// Taken when it is closed.
-    inner: Mutex<Option<Arc<Sender>>>,
+    inner: Held<Sender>,
     handle: Vec<u8>,
-}
-
-impl KvSender {
-    fn open(&self, py: Python<'_>) -> PyResult<Arc<Sender>> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.clone().ok_or_else(|| room::closed(py, "sender"))
-    }
 }
 
 #[pymethods]
@@ -58,7 +51,7 @@ impl KvSender {
         let sender = made.map_err(|error| raise_from(py, &error))?;
         Ok(Self {
             handle: sender.handle().to_bytes(),
-            inner: Mutex::new(Some(Arc::new(sender))),
+            inner: Held::new("sender", sender),
         })
     }
 
@@ -69,7 +62,7 @@ impl KvSender {
     }
 
     fn room(&self, py: Python<'_>, room: u64, seq_len: u64, deadline: f64) -> PyResult<KvSenderRoom> {
-        let (sender, deadline) = (self.open(py)?, room::duration(py, deadline)?);
+        let (sender, deadline) = (self.inner.get(py)?, room::duration(py, deadline)?);
         let opened = sender.room(room, seq_len, deadline);
         let opened = opened.map_err(|error| raise_from(py, &error))?;
         Ok(KvSenderRoom(Arc::new(opened)))
@@ -77,14 +70,13 @@ impl KvSender {
 
     /// Rooms that are open or still read, and receivers that are known.
     fn live(&self, py: Python<'_>) -> PyResult<(usize, usize)> {
-        let sender = self.open(py)?;
+        let sender = self.inner.get(py)?;
         Ok((sender.live_rooms(), sender.receivers()))
     }
 
     /// Fails its rooms, and lets nobody read any more.
     fn close(&self, py: Python<'_>) {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(inner));
+        self.inner.close(py);
     }
 }
 

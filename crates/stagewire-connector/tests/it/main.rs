@@ -1,4 +1,4 @@
-//! Connectors in two processes. The second process is this test binary again: see `second`.
+//! Connectors in two processes. The second process is this test binary again: see `process`.
 
 mod ahead;
 mod bundle;
@@ -17,6 +17,7 @@ mod moved;
 mod open;
 mod owners;
 mod plans;
+mod process;
 mod protocol;
 mod second;
 mod soak;

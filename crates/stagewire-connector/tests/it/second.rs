@@ -1,9 +1,7 @@
 //! A second process: this test binary runs again, as the one test below, and does what it is asked over its pipes.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,17 +12,14 @@ use stagewire_connector::{
 use stagewire_core::{ByteCount, Classify, Failure, Handle, PayloadId, Peer, StageName, Token};
 use stagewire_store::{HostStore, Store, TokenGate};
 use stagewire_transfer::{NetworkOptions, Secret};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::PATIENCE;
 use crate::bundle::Bundle;
+use crate::process::{self, Process};
 
 const RUN_DIR: &str = "STAGEWIRE_TEST_SECOND_PROCESS";
 const TRANSPORTS: &str = "STAGEWIRE_TEST_TRANSPORTS";
 const TOKEN: &str = "STAGEWIRE_TEST_TOKEN";
-/// Tells answers from what the test harness prints.
-const MARK: &str = "@@";
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
@@ -87,11 +82,7 @@ pub(crate) enum Answer {
 }
 
 /// The second process, as the first sees it. Dropped, it is killed.
-pub(crate) struct Second {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: Lines<BufReader<ChildStdout>>,
-}
+pub(crate) struct Second(Process);
 
 impl Second {
     pub(crate) async fn start(run_dir: &Path, transports: &[Carrier]) -> Self {
@@ -101,42 +92,18 @@ impl Second {
     /// By a command that runs it, such as `unshare --pid`, and with a token for its network.
     pub(crate) async fn start_by(by: &[&str], run_dir: &Path, transports: &[Carrier], token: Option<&str>) -> Self {
         let transports: Vec<_> = transports.iter().map(|carrier| carrier.name()).collect();
-        let this = std::env::current_exe().expect("this binary");
-        let mut words = by.iter().map(OsStr::new).chain([this.as_os_str()]);
-        let mut child = Command::new(words.next().expect("this binary at least"))
-            .args(words)
-            .args(["--exact", "second::second_process", "--nocapture", "--ignored"])
-            .env(RUN_DIR, run_dir)
-            .env(TRANSPORTS, transports.join(","))
-            .envs(token.map(|token| (TOKEN, token)))
-            .envs(crate::transports::nixl_library().map(|path| ("NIXL_CAPI_LIB", path)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("it runs again");
-        let stdin = child.stdin.take().expect("piped");
-        let stdout = BufReader::new(child.stdout.take().expect("piped")).lines();
-        Self { child, stdin, stdout }
+        let mut env = vec![(RUN_DIR, run_dir.into()), (TRANSPORTS, transports.join(",").into())];
+        env.extend(token.map(|token| (TOKEN, token.into())));
+        Self(Process::start(by, "second::second_process", &env))
     }
 
     /// Asks without waiting for the answer.
     pub(crate) async fn tell(&mut self, ask: &Ask) {
-        let line = format!("{}\n", encode(ask));
-        self.stdin.write_all(line.as_bytes()).await.expect("it listens");
+        self.0.tell(ask).await;
     }
 
     pub(crate) async fn ask(&mut self, ask: Ask) -> Answer {
-        self.tell(&ask).await;
-        let answer = async {
-            loop {
-                let line = self.stdout.next_line().await.expect("text").expect("it lives");
-                if let Some((_, answer)) = line.split_once(MARK) {
-                    return decode(answer);
-                }
-            }
-        };
-        tokio::time::timeout(PATIENCE, answer).await.expect("an answer in time")
+        self.0.ask(&ask, PATIENCE).await
     }
 
     pub(crate) async fn done(&mut self, ask: Ask) {
@@ -212,20 +179,9 @@ impl Second {
     }
 
     /// `kill -9`, and waits until it is dead.
-    pub(crate) async fn kill(mut self) {
-        self.child.kill().await.expect("it was alive");
+    pub(crate) async fn kill(self) {
+        self.0.kill().await;
     }
-}
-
-pub(crate) fn encode<T: Serialize>(message: &T) -> String {
-    let bytes = postcard::to_stdvec(message).expect("plain data");
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(crate) fn decode<T: for<'a> Deserialize<'a>>(text: &str) -> T {
-    let byte = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal");
-    let bytes: Vec<u8> = (0..text.len()).step_by(2).map(byte).collect();
-    postcard::from_bytes(&bytes).expect("the same version")
 }
 
 struct Served {
@@ -237,7 +193,6 @@ struct Served {
 
 #[test]
 #[ignore = "the second process of the other tests"]
-#[expect(clippy::print_stdout, reason = "answers go to the first process")]
 fn second_process() {
     let Some(run_dir) = std::env::var_os(RUN_DIR) else {
         return;
@@ -261,11 +216,7 @@ fn second_process() {
             consumers: Vec::new(),
             store: None,
         };
-        // Blocks this thread only; the connector runs on the others.
-        for line in std::io::stdin().lines().map_while(Result::ok) {
-            let answer = served.answer(decode(&line)).await.unwrap_or_else(Answer::Failed);
-            println!("{MARK}{}", encode(&answer));
-        }
+        process::serve(async |ask| served.answer(ask).await.unwrap_or_else(Answer::Failed)).await;
     });
 }
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .._arguments import data, flag, seconds
 from .._native import KvReceiver, KvReceiverRoom
 from ..errors import Unsupported
-from ._buffers import imported
-from ._connector import Connector
 from ._errors import as_incompatible
+from ._rank import Rank
 from ._room import Blocking, Room
-from ._values import MOST_WIDE, counts, ordered, size, tables, wrong
+from ._values import MOST_WIDE, counts, ordered, size, tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ._buffers import Buffers
+    from ._connector import Connector
     from ._geometry import Engine
     from ._values import Pages
 
@@ -46,7 +46,7 @@ class ReceiverRoom(Receiving, Blocking[KvReceiverRoom]):
     __slots__ = ()
 
 
-class BaseReceiver(abc.ABC, Generic[_Room]):
+class BaseReceiver(Rank[KvReceiver], abc.ABC, Generic[_Room]):
     """One rank of a decode engine, which reads pages of prefill's caches into its own.
 
     Args:
@@ -72,18 +72,7 @@ class BaseReceiver(abc.ABC, Generic[_Room]):
         heartbeat: float = 2.0,
         misses: int = 2,
     ) -> None:
-        if not isinstance(connector, Connector):
-            raise wrong("connector", connector, "a kv.Connector")
-        tensors = imported(engine, buffers)
-        self.engine = engine
-        self.rank = size("rank", rank, reason="kv.route")
-        self._native = KvReceiver(
-            connector._native,
-            engine._native,
-            self.rank,
-            tensors,
-            (seconds("heartbeat", heartbeat), size("misses", misses, reason="argument.type")),
-        )
+        super().__init__(KvReceiver, connector, engine, rank, buffers, heartbeat, misses)
 
     def writers(self, sender: bytes) -> list[int]:
         """Ranks of prefill that this one needs bytes of, where `sender` is the handle of any rank there.
@@ -148,16 +137,6 @@ class BaseReceiver(abc.ABC, Generic[_Room]):
     def stats(self) -> Mapping[str, int]:
         """``rooms`` that have pages."""
         return {"rooms": self._native.live()}
-
-    def close(self) -> None:
-        """Fails its rooms."""
-        self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class Receiver(BaseReceiver[ReceiverRoom]):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .._arguments import data, flag, seconds
 from .._native import KvSender, KvSenderRoom
-from ._buffers import imported
-from ._connector import Connector
+from ._rank import Rank
 from ._room import Blocking, Room
-from ._values import MOST_WIDE, chunk, size, tables, wrong
+from ._values import MOST_WIDE, chunk, size, tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ._buffers import Buffers
+    from ._connector import Connector
     from ._geometry import Engine
     from ._values import Pages
 
@@ -54,7 +54,7 @@ class SenderRoom(Sending, Blocking[KvSenderRoom]):
     __slots__ = ()
 
 
-class BaseSender(abc.ABC, Generic[_Room]):
+class BaseSender(Rank[KvSender], abc.ABC, Generic[_Room]):
     """One rank of a prefill engine, whose cache decode may read.
 
     Args:
@@ -85,19 +85,8 @@ class BaseSender(abc.ABC, Generic[_Room]):
         misses: int = 2,
         cut_off: float = 5.0,
     ) -> None:
-        if not isinstance(connector, Connector):
-            raise wrong("connector", connector, "a kv.Connector")
-        tensors = imported(engine, buffers)
-        self.engine = engine
-        self.rank = size("rank", rank, reason="kv.route")
-        self._native = KvSender(
-            connector._native,
-            engine._native,
-            self.rank,
-            tensors,
-            (seconds("heartbeat", heartbeat), size("misses", misses, reason="argument.type")),
-            seconds("cut_off", cut_off),
-        )
+        cut = seconds("cut_off", cut_off)
+        super().__init__(KvSender, connector, engine, rank, buffers, heartbeat, misses, cut)
 
     @property
     def handle(self) -> bytes:
@@ -127,16 +116,6 @@ class BaseSender(abc.ABC, Generic[_Room]):
         """``rooms`` that are open or still read, ``receivers`` that are known."""
         rooms, receivers = self._native.live()
         return {"rooms": rooms, "receivers": receivers}
-
-    def close(self) -> None:
-        """Fails its rooms; nobody reads its pages any more once those are released."""
-        self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class Sender(BaseSender[SenderRoom]):

@@ -7,10 +7,9 @@ use stagewire_connector::kv::{
 };
 use stagewire_core::Classify;
 use stagewire_transfer::{Borrowed, Memory, Target};
-use tokio::time::Instant;
 
 use super::odd::{self, Pair};
-use super::sides;
+use super::{in_time, sides, until};
 use crate::{PATIENCE, all_gone};
 
 /// Nobody finds silence before a test is over.
@@ -18,18 +17,6 @@ const SLOW: Heartbeat = Heartbeat {
     interval: Duration::from_secs(60),
     misses: 2,
 };
-
-async fn until(condition: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < PATIENCE, "it does not come about");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-async fn in_time<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("in time")
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_is_dropped_says_so_at_once() {

@@ -11,7 +11,7 @@ use stagewire_core::{Classify, DType, ErrorClass};
 use stagewire_kv::{Component, Geometry};
 
 use super::pages::Pages;
-use super::sides;
+use super::{in_time, sides};
 use crate::{PATIENCE, World};
 
 /// One rank on each side, with eight pages of two tokens, of which nobody is told.
@@ -72,9 +72,8 @@ async fn pages_that_decode_does_not_have_fail_their_room_on_both_sides() {
         let room = receiver.room(spec).expect("page tables fail the room");
         let failure = room.finished().await.expect_err("there is no such page");
         assert_eq!(failure.class, ErrorClass::Invalid, "page {page}: {failure}");
-        tokio::time::timeout(PATIENCE, room.released()).await.expect("released");
-        let at_prefill = tokio::time::timeout(PATIENCE, sent.finished()).await;
-        let at_prefill = at_prefill.expect("prefill is told").expect_err("decode has nothing");
+        in_time(room.released()).await;
+        let at_prefill = in_time(sent.finished()).await.expect_err("decode has nothing");
         assert_eq!(at_prefill.reason, failure.reason, "page {page}");
     }
     // The next room has page 2.
@@ -96,10 +95,9 @@ async fn sequences_that_are_too_long_are_refused() {
         let spec = RoomSpec::new(1, [sender.handle()], seq_len).pages("full", [1, 2]);
         let room = receiver.room(spec).expect("lengths fail the room");
         room.finished().await.expect_err("the two sides count different tokens");
-        tokio::time::timeout(PATIENCE, room.released()).await.expect("released");
-        let at_prefill = tokio::time::timeout(PATIENCE, sent.finished()).await;
-        at_prefill.expect("prefill is told").expect_err("decode has nothing");
-        tokio::time::timeout(PATIENCE, sent.released()).await.expect("released");
+        in_time(room.released()).await;
+        in_time(sent.finished()).await.expect_err("decode has nothing");
+        in_time(sent.released()).await;
     }
     assert_eq!((sender.live_rooms(), receiver.live_rooms()), (0, 0));
 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::second::{Ask, Second};
 use super::sides::{self, DecodeRank, HALVES};
+use super::{in_time, until};
 use crate::kv_memory::Memory as Oracle;
 use crate::{PATIENCE, World, all_gone};
 
@@ -62,18 +63,6 @@ async fn half_sent(world: &World, carrier: Carrier) -> (Second, Vec<Sender>, Vec
     decode.come().await;
     assert!(rooms.iter().all(|room| room.phase() == Phase::Transferring));
     (decode, senders, rooms)
-}
-
-async fn until(condition: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !condition() {
-        assert!(begin.elapsed() < PATIENCE, "it does not come about");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
-async fn in_time<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("in time")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,6 +7,7 @@ use stagewire_connector::kv::{
 use stagewire_core::{Classify, DType};
 use stagewire_kv::{Component, Geometry};
 
+use super::in_time;
 use super::pages::Pages;
 use super::second::{Ask, Second};
 use super::sides::{self, DecodeRank};
@@ -36,7 +37,7 @@ async fn random_rooms(carrier: Carrier, first: u64) {
                 .await
                 .unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
             assert_eq!(received.aux, Some(geometries.seq_len.to_le_bytes().to_vec()));
-            tokio::time::timeout(PATIENCE, room.released()).await.expect("released");
+            in_time(room.released()).await;
         }
         prefill.done(Ask::Sent).await;
         sides::check(&decode, &oracle).unwrap_or_else(|problem| panic!("seed {seed}: {problem}\n{geometries:?}"));

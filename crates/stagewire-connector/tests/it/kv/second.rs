@@ -1,25 +1,24 @@
 //! The other side of rooms in another process: this test binary again, as prefill or as decode.
 
-use std::process::Stdio;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::join_all;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use stagewire_connector::kv::{Heartbeat, Phase, ReceiverRoom, Sender, SenderHandle, SenderRoom};
 use stagewire_connector::{Carrier, Connector, ConnectorOptions};
-use stagewire_core::{ByteCount, Classify, Failure, StageName};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, StageName};
 
 use super::sides::{self, DecodeRank};
 use crate::PATIENCE;
 use crate::kv_memory::Memory as Oracle;
-use crate::second::{decode, encode};
+use crate::process::{self, Process};
 use crate::world::World;
 
 const RUN_DIR: &str = "STAGEWIRE_KV_SECOND_RUN_DIR";
 const CARRIER: &str = "STAGEWIRE_KV_SECOND_CARRIER";
-const MARK: &str = "\u{1}kv ";
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Ask {
@@ -52,43 +51,16 @@ pub(crate) enum Answer {
 }
 
 /// The second process, as the first has it.
-pub(crate) struct Second {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: Lines<BufReader<ChildStdout>>,
-}
+pub(crate) struct Second(Process);
 
 impl Second {
-    pub(crate) async fn start(run_dir: &std::path::Path, carrier: Carrier) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", "kv::second::second_process", "--nocapture", "--ignored"])
-            .env(RUN_DIR, run_dir)
-            .env(CARRIER, carrier.name())
-            .envs(crate::transports::nixl_library().map(|path| ("NIXL_CAPI_LIB", path)))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("it runs again");
-        let stdin = child.stdin.take().expect("piped");
-        let stdout = BufReader::new(child.stdout.take().expect("piped")).lines();
-        Self { child, stdin, stdout }
+    pub(crate) async fn start(run_dir: &Path, carrier: Carrier) -> Self {
+        let env = [(RUN_DIR, run_dir.into()), (CARRIER, carrier.name().into())];
+        Self(Process::start(&[], "kv::second::second_process", &env))
     }
 
     pub(crate) async fn ask(&mut self, ask: &Ask) -> Answer {
-        let line = format!("{}\n", encode(ask));
-        self.stdin.write_all(line.as_bytes()).await.expect("it listens");
-        let answer = async {
-            loop {
-                let line = self.stdout.next_line().await.expect("text").expect("it lives");
-                if let Some((_, answer)) = line.split_once(MARK) {
-                    return decode(answer);
-                }
-            }
-        };
-        tokio::time::timeout(2 * PATIENCE, answer)
-            .await
-            .expect("an answer in time")
+        self.0.ask(ask, 2 * PATIENCE).await
     }
 
     pub(crate) async fn done(&mut self, ask: Ask) {
@@ -134,12 +106,8 @@ impl Second {
         }
     }
 
-    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let pid = self
-            .child
-            .id()
-            .and_then(|id| rustix::process::Pid::from_raw(id.cast_signed()));
-        rustix::process::kill_process(pid.expect("it runs"), signal).expect("ours");
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.0.signal(signal);
     }
 }
 
@@ -161,7 +129,6 @@ struct Served {
 
 #[test]
 #[ignore = "the second process of the other tests"]
-#[expect(clippy::print_stdout, reason = "answers go to the first process")]
 fn second_process() {
     let Some(run_dir) = std::env::var_os(RUN_DIR) else {
         return;
@@ -184,10 +151,7 @@ fn second_process() {
             receivers: Vec::new(),
             rooms: Vec::new(),
         };
-        for line in std::io::stdin().lines().map_while(Result::ok) {
-            let answer = served.answer(decode(&line)).await.unwrap_or_else(Answer::Failed);
-            println!("{MARK}{}", encode(&answer));
-        }
+        process::serve(async |ask| served.answer(ask).await.unwrap_or_else(Answer::Failed)).await;
     });
 }
 
@@ -223,15 +187,11 @@ impl Served {
                 self.announced += chunks;
             }
             Ask::Sent => {
-                let mut failure = None;
-                for room in self.sent.drain(..) {
-                    let finished = tokio::time::timeout(PATIENCE, room.finished()).await;
-                    let ended = finished.map_err(|_| stuck(&room.phase()))?;
-                    let released = tokio::time::timeout(PATIENCE, room.released()).await;
-                    released.map_err(|_| stuck(&room.phase()))?;
-                    failure = failure.or(ended.err());
-                }
-                failure.map_or(Ok(()), Err)?;
+                let rooms = std::mem::take(&mut self.sent);
+                let over = rooms
+                    .iter()
+                    .map(|room| over(room.finished(), room.released(), || room.phase()));
+                join_all(over).await.into_iter().collect::<Result<(), _>>()?;
             }
             Ask::Receivers { world, heartbeat: beat } => {
                 self.world = world;
@@ -251,15 +211,11 @@ impl Served {
             }
             Ask::Come => return Ok(Answer::Bytes(self.rooms.iter().map(ReceiverRoom::nbytes).sum())),
             Ask::Received => {
-                let mut failure = None;
-                for room in self.rooms.drain(..) {
-                    let finished = tokio::time::timeout(PATIENCE, room.finished()).await;
-                    let ended = finished.map_err(|_| stuck(&room.phase()))?;
-                    let released = tokio::time::timeout(PATIENCE, room.released()).await;
-                    released.map_err(|_| stuck(&room.phase()))?;
-                    failure = failure.or(ended.err());
-                }
-                failure.map_or(Ok(()), Err)?;
+                let rooms = std::mem::take(&mut self.rooms);
+                let over = rooms
+                    .iter()
+                    .map(|room| over(room.finished(), room.released(), || room.phase()));
+                join_all(over).await.into_iter().collect::<Result<(), _>>()?;
             }
             Ask::Abort { failure } => {
                 for room in &self.rooms {
@@ -274,6 +230,19 @@ impl Served {
     }
 }
 
-fn stuck(phase: &Phase) -> Failure {
-    Failure::new(stagewire_core::ErrorClass::Deadline, "test.stuck", format!("{phase:?}"))
+/// Waits until a room has ended and is released.
+async fn over<T>(
+    finished: impl Future<Output = Result<T, Failure>>,
+    released: impl Future<Output = ()>,
+    phase: impl Fn() -> Phase,
+) -> Result<(), Failure> {
+    let both = async {
+        let ended = finished.await;
+        released.await;
+        ended.map(drop)
+    };
+    let stuck = || Failure::new(ErrorClass::Deadline, "test.stuck", format!("{:?}", phase()));
+    tokio::time::timeout(PATIENCE, both)
+        .await
+        .unwrap_or_else(|_| Err(stuck()))
 }

@@ -10,13 +10,13 @@ use stagewire_connector::kv::{
 };
 use stagewire_core::{DType, ErrorClass, Failure};
 use stagewire_kv::{Component, Geometry};
-use tokio::time::Instant;
 
 use super::pages::Pages;
 use super::second::{Ask, Second};
 use super::sides::{self, HALVES};
+use super::{in_time, until};
 use crate::kv_memory::Memory as Oracle;
-use crate::{PATIENCE, World, all_gone, rounds};
+use crate::{World, all_gone, rounds};
 
 const PAGE: u64 = 64;
 const ROOMS: u64 = 128;
@@ -178,7 +178,7 @@ async fn rooms_leave_nothing_behind() {
             }
         };
         assert_eq!(ended, if cycle % 3 == 0 { Ok(()) } else { Err(reason()) });
-        tokio::time::timeout(PATIENCE, room.released()).await.expect("released");
+        in_time(room.released()).await;
         drop(room);
         assert_eq!(decode[0].receiver.live_rooms(), 0);
         let now = world.connector.stats().host.pins_held;
@@ -204,15 +204,11 @@ async fn prefill_that_dies_again_and_again_leaves_nothing_behind() {
             .expect("its pages are free");
         prefill.done(Ask::Open { room: 1 }).await;
         prefill.done(Ask::Announce { chunks: 1 }).await;
-        let begin = Instant::now();
-        while room.nbytes() == 0 {
-            assert!(begin.elapsed() < PATIENCE, "nothing comes");
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until(|| room.nbytes() > 0).await;
         prefill.signal(Signal::KILL);
-        let failure = tokio::time::timeout(PATIENCE, room.finished()).await.expect("it ends");
+        let failure = in_time(room.finished()).await;
         assert_eq!(failure.expect_err("prefill is dead").reason, "kv.peer_lost");
-        tokio::time::timeout(PATIENCE, room.released()).await.expect("released");
+        in_time(room.released()).await;
     }
     assert_eq!(decode[0].receiver.live_rooms(), 0);
     drop(decode);
