@@ -24,17 +24,23 @@ pub(super) fn silent(peer: impl Display, limit: Duration, problem: Option<&str>)
     Failure::new(ErrorClass::Unavailable, "kv.silent", message)
 }
 
+/// What has happened to a peer, as the reason why a room ends.
+pub(super) fn in_room(room: u64, failure: Failure) -> Failure {
+    let message = format!("room {room}: {}", failure.message);
+    Failure { message, ..failure }.with("room", room)
+}
+
 /// The room took too long.
-pub(super) fn late(room: u64, side: &str, after: Duration, phase: &str) -> Failure {
-    let message = format!("room {room}: it was {phase} at {side} when its {after:?} were over");
+pub(super) fn late(room: u64, at: impl Display, after: Duration, phase: &str) -> Failure {
+    let message = format!("room {room}: it was {phase} at {at} when its {after:?} were over");
     Failure::new(ErrorClass::Deadline, "kv.deadline", message)
         .with("room", room)
         .with("phase", phase)
 }
 
 /// Its owner let go of it.
-pub(super) fn dropped(room: u64, side: &str) -> Failure {
-    let message = format!("room {room}: {side} gave it up");
+pub(super) fn dropped(room: u64, by: impl Display) -> Failure {
+    let message = format!("room {room}: {by} gave it up");
     Failure::new(ErrorClass::Cancelled, "kv.aborted", message).with("room", room)
 }
 

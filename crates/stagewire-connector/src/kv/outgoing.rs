@@ -7,7 +7,7 @@ use stagewire_core::{ErrorClass, Failure};
 use stagewire_kv::Engine;
 
 use super::protocol::{ReceiverId, RoomState, Seen};
-use super::{ChunkSpec, KvError, Phase, chunk};
+use super::{ChunkSpec, KvError, Phase, chunk, failure};
 
 /// One try of one receiver to read a room.
 pub(super) type Attempt = (ReceiverId, u64);
@@ -182,7 +182,7 @@ impl Outgoing {
         let gone = self.readers.values().filter(|reader| reader.attempt.0 == receiver);
         let attempts: Vec<Attempt> = gone.map(|reader| reader.attempt).collect();
         for attempt in attempts {
-            self.leave(attempt, failure.clone());
+            self.leave(attempt, failure::in_room(self.room, failure.clone()));
         }
     }
 

@@ -213,8 +213,8 @@ impl Receiver {
     /// Opens a room, and begins to pull as soon as prefill announces something.
     ///
     /// # Errors
-    /// [`KvError`]: the connector is closed, the engines do not fit, a sender that is needed is missing, a page is still another room's. What is
-    /// wrong with the page tables fails the room.
+    /// [`KvError`]: the connector is closed, the engines do not fit, a sender that is needed is missing, a page is still
+    /// another room's. What is wrong with the page tables fails the room.
     pub fn room(&self, spec: RoomSpec) -> Result<ReceiverRoom, KvError> {
         let inner = &self.inner;
         if inner.shared.is_closed() {

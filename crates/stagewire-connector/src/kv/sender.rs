@@ -193,7 +193,12 @@ impl Sender {
             self.inner.opened.send_replace(generation);
             cell
         };
-        let keeping = room::keep(Arc::downgrade(&self.inner), Arc::clone(&cell), deadline);
+        let keeping = room::keep(
+            Arc::downgrade(&self.inner),
+            self.inner.rank,
+            Arc::clone(&cell),
+            deadline,
+        );
         self.inner.shared.runtime().spawn(keeping);
         Ok(SenderRoom::new(Arc::clone(&self.inner), cell))
     }
@@ -232,13 +237,19 @@ pub(super) fn within(engine: &Engine, rank: u32) -> u32 {
     rank % geometry.tp_size.saturating_mul(geometry.pp_size)
 }
 
+/// A rank of decode, for people.
+fn shown_receiver(rank: u32, receiver: ReceiverId) -> String {
+    format!("rank {rank} of decode (receiver {receiver})")
+}
+
 impl Inner {
     /// Fails the rooms, and opens no more. Returns those whose pages may still be read.
     fn close(&self) -> Vec<Arc<Cell>> {
         let cells = self.rooms().close();
         let failure = failure::closed(format_args!("rank {} of prefill", self.rank));
         for cell in &cells {
-            cell.change(|room| room.fail(failure.clone()));
+            let failure = failure::in_room(cell.room(), failure.clone());
+            cell.change(|room| room.fail(failure));
         }
         // Who waits for a room waits for nothing.
         self.opened.send_modify(|_| {});
@@ -263,11 +274,9 @@ impl Inner {
             Body::Hello { rank, engine } => self.greet(receiver, visit, rank, &engine),
             Body::Beat => Answer::Beat,
             Body::Bye => {
-                self.receivers.forget(receiver);
-                self.lose(
-                    receiver,
-                    &failure::closed(format_args!("the receiver {receiver} at decode")),
-                );
+                if let Some(rank) = self.receivers.forget(receiver) {
+                    self.lose(receiver, &failure::closed(shown_receiver(rank, receiver)));
+                }
                 Answer::Left
             }
             Body::Room { room, attempt, seen } => self.tell(receiver, room, attempt, seen).await,
@@ -356,7 +365,12 @@ impl Inner {
             };
             // It may have let go since it was looked up, and must not be waited for then.
             if matches!(self.receivers.reader(receiver, attempt.1), known::Reader::Left) {
-                cell.change(|room| room.leave(attempt, failure::dropped(cell.room(), "decode")));
+                cell.change(|room| {
+                    room.leave(
+                        attempt,
+                        failure::dropped(cell.room(), format_args!("rank {rank} of decode")),
+                    )
+                });
                 return Answer::Left;
             }
             let mut states = cell.subscribe();
@@ -403,9 +417,9 @@ impl Inner {
             self.shared.runtime().spawn(async move {
                 tokio::time::sleep(AWAY).await;
                 if let Some(inner) = inner.upgrade()
-                    && inner.receivers.forget_away(receiver)
+                    && let Some(rank) = inner.receivers.forget_away(receiver)
                 {
-                    let peer = format!("the receiver {receiver} at decode");
+                    let peer = shown_receiver(rank, receiver);
                     inner.lose(receiver, &failure::lost(peer, "its connection has ended"));
                 }
             });
@@ -437,8 +451,8 @@ impl Inner {
                     inner.close();
                     return;
                 }
-                for receiver in inner.receivers.forget_silent(&heartbeat) {
-                    let peer = format!("the receiver {receiver} at decode");
+                for (receiver, rank) in inner.receivers.forget_silent(&heartbeat) {
+                    let peer = shown_receiver(rank, receiver);
                     inner.lose(receiver, &failure::silent(peer, heartbeat.limit(), None));
                 }
             }

@@ -2,6 +2,7 @@
 
 mod leaving;
 mod odd;
+mod packing;
 mod pages;
 mod peers;
 mod rooms;

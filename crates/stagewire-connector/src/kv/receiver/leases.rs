@@ -43,10 +43,7 @@ impl Leases {
         spec: &RoomSpec,
     ) -> Result<Lease, KvError> {
         let geometry = engine.geometry();
-        let mut lease = Lease {
-            leases: Arc::clone(leases),
-            pages: BTreeMap::new(),
-        };
+        let mut taken: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         let mut held = leases.lock();
         for (index, component) in (0..).zip(&geometry.components) {
             let Some(table) = spec.pages.get(&component.name) else {
@@ -62,13 +59,13 @@ impl Leases {
                 match held.pages.entry((index, page)) {
                     btree_map::Entry::Vacant(free) => {
                         free.insert(spec.room);
-                        lease.pages.entry(index).or_default().push(page);
+                        taken.entry(index).or_default().push(page);
                     }
                     // Twice in one table: the plan says what is wrong.
-                    btree_map::Entry::Occupied(_) if lease.holds(index, page) => {}
+                    btree_map::Entry::Occupied(_) if holds(&taken, index, page) => {}
                     btree_map::Entry::Occupied(other) => {
                         let by = *other.get();
-                        lease.give_back(&mut held);
+                        held.give_back(&taken);
                         return Err(KvError::PageInUse {
                             room: spec.room,
                             component: component.name.clone(),
@@ -81,36 +78,38 @@ impl Leases {
         }
         held.rooms += 1;
         drop(held);
-        Ok(lease)
+        Ok(Lease {
+            leases: Arc::clone(leases),
+            pages: taken,
+        })
     }
 }
 
-impl Lease {
-    fn holds(&self, component: u32, page: u64) -> bool {
-        self.pages.get(&component).is_some_and(|pages| pages.contains(&page))
+impl Held {
+    fn give_back(&mut self, taken: &BTreeMap<u32, Vec<u64>>) {
+        for (&component, pages) in taken {
+            for &page in pages {
+                self.pages.remove(&(component, page));
+            }
+        }
     }
+}
 
+fn holds(taken: &BTreeMap<u32, Vec<u64>>, component: u32, page: u64) -> bool {
+    taken.get(&component).is_some_and(|pages| pages.contains(&page))
+}
+
+impl Lease {
     /// By component.
     pub(super) fn pages(&self) -> &BTreeMap<u32, Vec<u64>> {
         &self.pages
-    }
-
-    fn give_back(&mut self, held: &mut Held) {
-        for (component, pages) in std::mem::take(&mut self.pages) {
-            for page in pages {
-                held.pages.remove(&(component, page));
-            }
-        }
-        // Counts once it is whole, and once it goes.
-        held.rooms += 1;
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let leases = Arc::clone(&self.leases);
-        let mut held = leases.lock();
-        self.give_back(&mut held);
-        held.rooms -= 2;
+        let mut held = self.leases.lock();
+        held.give_back(&self.pages);
+        held.rooms -= 1;
     }
 }

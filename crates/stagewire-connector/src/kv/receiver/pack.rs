@@ -4,6 +4,7 @@
 //! where its own is. Where neither is contiguous, or there is no scratch, the transport moves row by row.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use stagewire_core::{Failure, Record};
 use stagewire_transfer::{Memory, Pinned, Target, TransferError, TransferOptions};
@@ -51,18 +52,27 @@ pub(super) async fn pull(
 ) -> Result<(), Failure> {
     let sides = Sides::of(records);
     let pinned = &up.region(source, region, room.left()).await?.pinned;
+    let rows = async |records: &[Record]| {
+        let pulled = pinned.pull(records, target, options.clone()).await;
+        pulled.map_err(|error| transfer_failed(error, source))
+    };
     if !sides.rest.is_empty() {
-        let pulled = pinned.pull(&sides.rest, target, options.clone()).await;
-        pulled.map_err(|error| transfer_failed(error, source))?;
+        rows(&sides.rest).await?;
     }
-    for records in portions(&sides.scatter) {
-        let scattered = scatter(room, pinned, records, target, options).await;
-        scattered.map_err(|error| transfer_failed(error, source))?;
-    }
-    for records in portions(&sides.gather) {
-        if !gather(room, source, region, records, target, options).await? {
-            let pulled = pinned.pull(records, target, options.clone()).await;
-            pulled.map_err(|error| transfer_failed(error, source))?;
+    let here = portions(&sides.scatter).map(|records| (records, false));
+    let there = portions(&sides.gather).map(|records| (records, true));
+    for (records, is_there) in here.chain(there) {
+        let packed = if is_there {
+            gather(room, source, region, records, target, options).await?
+        } else {
+            let scattered = scatter(room, pinned, records, target, options).await;
+            scattered.map_err(|error| transfer_failed(error, source))?
+        };
+        if packed {
+            let nbytes = records.iter().map(Record::nbytes).sum();
+            room.packed.fetch_add(nbytes, Ordering::Relaxed);
+        } else {
+            rows(records).await?;
         }
     }
     Ok(())
@@ -83,17 +93,17 @@ fn portions(mut records: &[Record]) -> impl Iterator<Item = &[Record]> {
     })
 }
 
-/// Pulls whole runs into scratch here, and spreads their rows.
+/// Pulls whole runs into scratch here, and spreads their rows. False where there is no scratch.
 async fn scatter(
     room: &Running,
     pinned: &Arc<dyn Pinned>,
     records: &[Record],
     target: &Target,
     options: &TransferOptions,
-) -> Result<(), TransferError> {
+) -> Result<bool, TransferError> {
     let nbytes = records.iter().map(Record::nbytes).sum();
     let Ok(scratch) = room.inner.shared.host().arena().allocate(nbytes) else {
-        return pinned.pull(records, target, options.clone()).await;
+        return Ok(false);
     };
     let scratch = Target::from(scratch);
     let (mut runs, mut spread) = (Vec::with_capacity(records.len()), Vec::with_capacity(records.len()));
@@ -107,11 +117,12 @@ async fn scatter(
         at += record.nbytes();
     }
     pinned.pull(&runs, &scratch, options.clone()).await?;
-    match scratch.into_extent() {
-        Ok(scratch) => target.copy(&spread, &Memory::from(scratch)).await,
-        // A copy that was given up still holds it; there was none.
-        Err(_) => pinned.pull(records, target, options.clone()).await,
-    }
+    // A copy that was given up still holds it; there was none.
+    let Ok(scratch) = scratch.into_extent() else {
+        return Ok(false);
+    };
+    target.copy(&spread, &Memory::from(scratch)).await?;
+    Ok(true)
 }
 
 /// Has the sender gather rows into scratch there, and pulls them as runs. False where it has no scratch.

@@ -60,6 +60,7 @@ pub(super) struct Running {
     writers: Vec<u32>,
     state: watch::Sender<Incoming>,
     nbytes: AtomicU64,
+    pub(super) packed: AtomicU64,
     pulls: Pulls,
     released: watch::Sender<bool>,
 }
@@ -104,6 +105,7 @@ impl Running {
             writers,
             state: watch::Sender::new(incoming),
             nbytes: AtomicU64::new(0),
+            packed: AtomicU64::new(0),
             pulls: Pulls::default(),
             released: watch::Sender::new(false),
         }
@@ -137,14 +139,12 @@ impl Running {
 
     /// Ends the room for what happened with one of prefill's ranks.
     fn fail_by(&self, rank: u32, failure: Failure) {
-        let room = self.spec.room;
         if self.inner.shared.is_closed() {
             // Nothing can be reached then, and that is why.
             return self.change(|state| state.fail(self.closed()));
         }
-        let message = format!("room {room}: {}", failure.message);
-        let failure = Failure { message, ..failure };
-        self.change(|state| state.fail(failure.with("room", room).with("src_rank", rank)));
+        let failure = failure::in_room(self.spec.room, failure).with("src_rank", rank);
+        self.change(|state| state.fail(failure));
     }
 
     fn closed(&self) -> Failure {
@@ -179,7 +179,8 @@ impl Running {
                     None
                 }
                 () = tokio::time::sleep_until(self.until) => {
-                    Some(failure::late(self.spec.room, "decode", self.spec.deadline, shown(&self.phase())))
+                    let rank = format_args!("rank {} of decode", self.inner.me.rank);
+                    Some(failure::late(self.spec.room, rank, self.spec.deadline, shown(&self.phase())))
                 }
                 _ = closed.wait_for(|closed| *closed) => Some(self.closed()),
                 () = self.inner.shared.closed() => Some(self.closed()),
@@ -326,6 +327,8 @@ pub struct ReceiverRoom {
 pub struct Received {
     /// Bytes that were pulled.
     pub nbytes: u64,
+    /// Those of them that went through scratch, on either side.
+    pub packed: u64,
     /// What went along with the last chunk of the first rank that had something.
     pub aux: Option<Vec<u8>>,
 }
@@ -361,6 +364,7 @@ impl ReceiverRoom {
             Phase::Failed(failure) => Err(failure),
             _ => Ok(Received {
                 nbytes: self.nbytes(),
+                packed: self.running.packed.load(Ordering::Relaxed),
                 aux: state.aux().map(<[u8]>::to_vec),
             }),
         }
@@ -389,6 +393,10 @@ impl ReceiverRoom {
 
 impl Drop for ReceiverRoom {
     fn drop(&mut self) {
-        self.abort(failure::dropped(self.running.spec.room, "decode"));
+        let rank = self.running.inner.me.rank;
+        self.abort(failure::dropped(
+            self.running.spec.room,
+            format_args!("rank {rank} of decode"),
+        ));
     }
 }

@@ -98,24 +98,24 @@ impl Receivers {
         known.is_some_and(|known| known.visits.remove(&visit) && known.visits.is_empty())
     }
 
-    /// Forgets a receiver.
-    pub(super) fn forget(&self, receiver: ReceiverId) {
-        self.lock().remove(&receiver);
+    /// Forgets a receiver. Its rank, where it was known.
+    pub(super) fn forget(&self, receiver: ReceiverId) -> Option<u32> {
+        Some(self.lock().remove(&receiver)?.rank)
     }
 
-    /// Forgets a receiver that has no connection. True where it had none.
-    pub(super) fn forget_away(&self, receiver: ReceiverId) -> bool {
+    /// Forgets a receiver that has no connection. Its rank, where it had none.
+    pub(super) fn forget_away(&self, receiver: ReceiverId) -> Option<u32> {
         let mut all = self.lock();
-        let away = all.get(&receiver).is_some_and(|known| known.visits.is_empty());
-        away && all.remove(&receiver).is_some()
+        all.get(&receiver).filter(|known| known.visits.is_empty())?;
+        Some(all.remove(&receiver)?.rank)
     }
 
-    /// Forgets those that have said nothing for too long: whoever goes on has to greet anew.
-    pub(super) fn forget_silent(&self, heartbeat: &Heartbeat) -> Vec<ReceiverId> {
+    /// Forgets those that have said nothing for too long: whoever goes on has to greet anew. Each with its rank.
+    pub(super) fn forget_silent(&self, heartbeat: &Heartbeat) -> Vec<(ReceiverId, u32)> {
         let mut all = self.lock();
         let silent = all.iter().filter(|(_, known)| known.silence.goes_on(heartbeat));
-        let silent: Vec<ReceiverId> = silent.map(|(receiver, _)| *receiver).collect();
-        for receiver in &silent {
+        let silent: Vec<_> = silent.map(|(receiver, known)| (*receiver, known.rank)).collect();
+        for (receiver, _) in &silent {
             all.remove(receiver);
         }
         silent
@@ -137,17 +137,21 @@ mod tests {
     };
     /// Parts in which it is noticed.
     const LIMIT: usize = 5;
+    const RANK: u32 = 3;
 
     fn greeted(visits: &[u64]) -> (Receivers, ReceiverId) {
         let (receivers, receiver) = (Receivers::default(), Uuid::from_u128(1));
-        let destination = Destination {
-            engine: Arc::from([1]),
-            readers: Arc::new([0].into()),
-        };
         for &visit in visits {
-            receivers.greet(receiver, visit, 0, destination.clone());
+            receivers.greet(receiver, visit, RANK, destination());
         }
         (receivers, receiver)
+    }
+
+    fn destination() -> Destination {
+        Destination {
+            engine: Arc::from([1]),
+            readers: Arc::new([RANK].into()),
+        }
     }
 
     /// Whoever goes in whatever way is remembered by nothing, and asks as a stranger then.
@@ -157,16 +161,16 @@ mod tests {
             let (receivers, receiver) = greeted(&[7]);
             assert!(receivers.heard(receiver, 7));
             match way {
-                0 => receivers.forget(receiver),
+                0 => assert_eq!(receivers.forget(receiver), Some(RANK)),
                 1 => {
                     for _ in 1..LIMIT {
                         assert!(receivers.forget_silent(&HEARTBEAT).is_empty());
                     }
-                    assert_eq!(receivers.forget_silent(&HEARTBEAT), [receiver]);
+                    assert_eq!(receivers.forget_silent(&HEARTBEAT), [(receiver, RANK)]);
                 }
                 _ => {
                     assert!(receivers.hangs_up(receiver, 7));
-                    assert!(receivers.forget_away(receiver));
+                    assert_eq!(receivers.forget_away(receiver), Some(RANK));
                 }
             }
             assert_eq!(receivers.len(), 0);
@@ -185,12 +189,13 @@ mod tests {
         assert!(!receivers.hangs_up(receiver, 7), "it has ended before");
         assert!(receivers.hangs_up(receiver, 8));
         assert!(receivers.heard(receiver, 9), "it has come back in time");
-        assert!(!receivers.forget_away(receiver));
+        assert_eq!(receivers.forget_away(receiver), None);
         // Also of one that was taken for silent, and greets over the connection that it has.
         for _ in 0..LIMIT {
             receivers.forget_silent(&HEARTBEAT);
         }
-        let (again, _) = greeted(&[9]);
-        assert!(again.hangs_up(receiver, 9));
+        assert_eq!(receivers.len(), 0);
+        receivers.greet(receiver, 9, RANK, destination());
+        assert!(receivers.hangs_up(receiver, 9));
     }
 }

@@ -72,12 +72,13 @@ impl Cell {
 }
 
 /// Ends a room at its deadline, and cuts off who does not let go after that.
-pub(super) async fn keep(inner: Weak<Inner>, cell: Arc<Cell>, deadline: Duration) {
+pub(super) async fn keep(inner: Weak<Inner>, rank: u32, cell: Arc<Cell>, deadline: Duration) {
     let mut states = cell.subscribe();
     let terminal = states.wait_for(|room| room.phase().is_terminal());
     if tokio::time::timeout(deadline, terminal).await.is_err() {
         let phase = shown(&cell.phase());
-        cell.change(|room| room.fail(failure::late(cell.room, "prefill", deadline, phase)));
+        let late = failure::late(cell.room, format_args!("rank {rank} of prefill"), deadline, phase);
+        cell.change(|room| room.fail(late));
     }
     let cut_off = inner.upgrade().map_or(Duration::ZERO, |inner| inner.options.cut_off);
     let released = states.wait_for(Outgoing::is_released);
@@ -173,6 +174,7 @@ impl SenderRoom {
 
 impl Drop for SenderRoom {
     fn drop(&mut self) {
-        self.abort(failure::dropped(self.cell.room, "prefill"));
+        let rank = self.inner.rank;
+        self.abort(failure::dropped(self.cell.room, format_args!("rank {rank} of prefill")));
     }
 }

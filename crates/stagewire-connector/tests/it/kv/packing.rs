@@ -1,0 +1,75 @@
+//! Rows over a transport that moves runs of bytes only go through scratch of the side whose pages are strided; without it
+//! they go one by one.
+
+use stagewire_connector::Carrier;
+use stagewire_connector::kv::{Heartbeat, Sender};
+use stagewire_core::ByteCount;
+
+use super::in_time;
+use super::sides::{self, HALVES};
+use crate::kv_memory::Memory as Oracle;
+use crate::{PATIENCE, World, all_gone};
+
+const ARENA: ByteCount = ByteCount(64 << 20);
+const NONE: ByteCount = ByteCount(0);
+
+/// Moves a room, every byte against the oracle. Returns its bytes, and those of them that went through scratch.
+async fn moved(carrier: Carrier, geometries: &crate::world::World, [from, to]: [ByteCount; 2]) -> (u64, u64) {
+    let world = World::with(|options| (options.transports, options.arena_limit) = (vec![carrier], to)).await;
+    let prefill = world
+        .another_with("prefill", |options| {
+            (options.transports, options.arena_limit) = (vec![carrier], from);
+        })
+        .await;
+    let oracle = Oracle::new(geometries);
+    let senders = sides::senders(&prefill, geometries, &oracle, false, Heartbeat::default());
+    let handles: Vec<_> = senders.iter().map(Sender::handle).collect();
+    let decode = sides::receivers(&world.connector, geometries, &oracle, Heartbeat::default());
+    let sent: Vec<_> = senders
+        .iter()
+        .map(|sender| sender.room(1, geometries.seq_len, PATIENCE).expect("a room"))
+        .collect();
+    for room in &sent {
+        sides::announce(room, geometries).expect("right");
+    }
+    let (mut nbytes, mut packed) = (0, 0);
+    for rank in &decode {
+        let room = rank.receiver.room(sides::wants(1, geometries, &handles));
+        let received = in_time(room.expect("a room").finished()).await.expect("it comes");
+        nbytes += received.nbytes;
+        packed += received.packed;
+    }
+    for room in &sent {
+        in_time(room.finished()).await.expect("it went");
+    }
+    sides::check(&decode, &oracle).expect("the right bytes");
+    drop((sent, senders, decode));
+    all_gone(&prefill).await;
+    all_gone(&world.connector).await;
+    (nbytes, packed)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_go_through_scratch_of_the_strided_side_or_one_by_one() {
+    let mut geometries = sides::world(HALVES);
+    for decode_is_wider in [true, false] {
+        for arenas in [[ARENA, ARENA], [ARENA, NONE], [NONE, ARENA], [NONE, NONE]] {
+            let (nbytes, packed) = moved(Carrier::Mooncake, &geometries, arenas).await;
+            let packs = if decode_is_wider { arenas[1] } else { arenas[0] } == ARENA;
+            assert!(nbytes > 0);
+            let wanted = if packs { nbytes } else { 0 };
+            assert_eq!(
+                packed, wanted,
+                "of {nbytes}; wider at decode: {decode_is_wider}; {arenas:?}"
+            );
+        }
+        std::mem::swap(&mut geometries.prefill, &mut geometries.decode);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transport_that_moves_rows_needs_no_scratch() {
+    let (nbytes, packed) = moved(Carrier::Tcp, &sides::world(HALVES), [ARENA, ARENA]).await;
+    assert!(nbytes > 0);
+    assert_eq!(packed, 0);
+}
