@@ -216,7 +216,7 @@ def test_a_killed_decode_fails_the_room_and_frees_the_pages(prefill: Remote, run
         prefill(kv_peer.do, "send", 1, 4, 0, 10, seq_len=SEQ_LEN)
         dying(_decode, str(run_dir), handles, 1)
     how = prefill(kv_peer.released, 1)
-    assert all(one.startswith("kv.peer_lost") for one in how), how
+    assert all(one.startswith("kv.peer_lost") and "room 1: rank 0 of decode" in one for one in how), how
 
 
 def test_an_engine_that_does_not_fit_is_refused_and_others_are_served(
@@ -367,7 +367,7 @@ def test_a_number_is_used_once_at_a_time(sender: kv.Sender) -> None:
 
 def test_a_room_that_nobody_reads_ends_in_time(sender: kv.Sender) -> None:
     room = sender.room(6, 8, deadline=0.05)
-    with pytest.raises(errors.Deadline) as late:
+    with pytest.raises(errors.Deadline, match="room 6: .* at rank 0 of prefill") as late:
         room.wait(20)
     assert late.value.reason == "kv.deadline"
     assert room.wait_released(20)
