@@ -367,7 +367,7 @@ def test_a_number_is_used_once_at_a_time(sender: kv.Sender) -> None:
 
 def test_a_room_that_nobody_reads_ends_in_time(sender: kv.Sender) -> None:
     room = sender.room(6, 8, deadline=0.05)
-    with pytest.raises(errors.Deadline, match="room 6: .* at rank 0 of prefill") as late:
+    with pytest.raises(errors.Deadline, match=r"room 6: .* at rank 0 of prefill") as late:
         room.wait(20)
     assert late.value.reason == "kv.deadline"
     assert room.wait_released(20)

@@ -365,12 +365,8 @@ impl Inner {
             };
             // It may have let go since it was looked up, and must not be waited for then.
             if matches!(self.receivers.reader(receiver, attempt.1), known::Reader::Left) {
-                cell.change(|room| {
-                    room.leave(
-                        attempt,
-                        failure::dropped(cell.room(), format_args!("rank {rank} of decode")),
-                    )
-                });
+                let failure = failure::dropped(cell.room(), format_args!("rank {rank} of decode"));
+                cell.change(|room| room.leave(attempt, failure));
                 return Answer::Left;
             }
             let mut states = cell.subscribe();
