@@ -162,8 +162,7 @@ pub(super) fn parse(text: &str, mut read: impl FnMut(&str) -> Result<String, Str
         }
         None => None,
     };
-    let names: Vec<_> = classes.iter().map(|class| class.spec.name.as_str()).collect();
-    let arrivals = arrivals(&file.arrivals, &names, &mut open)?;
+    let arrivals = arrivals(&file.arrivals, &classes, &mut open)?;
     let experiment = Experiment {
         seed: file.seed,
         arrivals,
@@ -278,13 +277,19 @@ fn stages(files: &[StageFile], measured: &Measured) -> Result<Vec<Stage>, SimErr
 
 fn arrivals(
     file: &ArrivalsFile,
-    classes: &[&str],
+    classes: &[Class],
     open: &mut impl FnMut(&str) -> Result<String, SimError>,
 ) -> Result<Arrivals, SimError> {
     match (&file.trace, file.jobs, file.rate_per_s) {
-        (Some(name), None, None) => Ok(Arrivals::Trace(trace::parse(&open(name)?, classes)?)),
+        (Some(name), None, None) => {
+            let names: Vec<_> = classes.iter().map(|class| class.spec.name.as_str()).collect();
+            Ok(Arrivals::Trace(trace::parse(&open(name)?, &names)?))
+        }
         (None, Some(jobs), Some(rate)) => {
             let rate = number("arrivals.rate-per-s", rate, 1e-9, 1e6)?;
+            if classes.iter().all(|class| class.share == 0.0) {
+                return Err(wrong("share of every class", "0", "more than that for one of them"));
+            }
             let burst = number("burst", file.burst.unwrap_or(1.0), 1.0, 1e6)?;
             if !(1..=10_000_000).contains(&jobs) {
                 return Err(wrong("jobs", &jobs.to_string(), "1 to 10000000"));

@@ -22,18 +22,25 @@ pub(super) fn parse(text: &str, classes: &[&str]) -> Result<Vec<Arrival>, SimErr
     for (number, line) in rows {
         let cells: Vec<_> = line.split(',').map(str::trim).collect();
         let line_is = |must: &str| wrong(&format!("line {} of the trace", number + 1), line, must);
-        let seconds = |cell: Option<&&str>| cell?.parse::<f64>().ok().filter(|value| (0.0..1e9).contains(value));
-        let when = seconds(cells.get(at)).ok_or_else(|| line_is("a line whose at_s is a number of seconds"))?;
+        let number = |cell: usize, least: f64, most: f64| {
+            let value = cells.get(cell)?.parse::<f64>().ok();
+            value.filter(|value| (least..=most).contains(value))
+        };
+        let when = number(at, 0.0, 1e9).ok_or_else(|| line_is("a line whose at_s is a number of seconds"))?;
         let position = cells
             .get(class)
             .and_then(|cell| classes.iter().position(|class| class == cell));
         let class = position.ok_or_else(|| line_is(&format!("of one of the classes {}", classes.join(", "))))?;
         let scale = match scale {
-            Some(scale) => seconds(cells.get(scale)).ok_or_else(|| line_is("a line whose scale is a number"))?,
+            Some(scale) => number(scale, 1e-6, 1e6)
+                .ok_or_else(|| line_is("a line whose scale is a number of 0.000001 to 1000000"))?,
             None => 1.0,
         };
         let at = Duration::from_secs_f64(when);
         arrivals.push(Arrival { at, class, scale });
+    }
+    if arrivals.is_empty() {
+        return Err(wrong("the trace", text.trim(), "a header and at least one line"));
     }
     arrivals.sort_by_key(|arrival| arrival.at);
     Ok(arrivals)
@@ -66,6 +73,8 @@ mod tests {
             ("at_s,class\n1,nobody\n", "line 2"),
             ("at_s,class\n1,batch\n-1,batch\n", "line 3"),
             ("at_s,class,scale\n1,batch,x\n", "line 2"),
+            ("at_s,class,scale\n1,batch,0\n", "line 2"),
+            ("at_s,class\n", "at least one line"),
             ("", "header"),
         ] {
             let error = parse(text, &["batch"]).expect_err(text).to_string();

@@ -203,6 +203,12 @@ fn what_is_wrong_with_an_experiment_is_said() {
         ),
         (", rate-per-s = 1.0", "", "sim.experiment", "either a trace"),
         (
+            "stage =",
+            "class = [{ name = 'standard', share = 0 }]\nstage =",
+            "sim.experiment",
+            "share of every class is 0",
+        ),
+        (
             "workers = 1",
             "workers = 0",
             "sim.experiment",
