@@ -7,7 +7,7 @@ use stagewire_core::Token;
 /// The waits after the failures of a stage: they double from one to the next, up to a bound.
 ///
 /// Between half and all of it is waited, which differs from job to job: what failed together does not come back together.
-/// It follows from the token of the attempt that failed, so that a replay says the same.
+/// It follows from the token of the attempt that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     /// After the first failure, at most.
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(
             backoff.after(3, token(7)),
             backoff.after(3, token(7)),
-            "a replay says the same"
+            "the same attempt waits as long"
         );
     }
 

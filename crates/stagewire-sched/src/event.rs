@@ -49,8 +49,12 @@ pub enum Event {
         result: Option<ResultInfo>,
         handovers: Vec<Handover>,
     },
-    /// The attempt failed; that counts against the stage.
-    AttemptFailed { token: Token, failure: Failure },
+    /// The attempt failed; that counts against the stage, which is tried again at that time, if at all.
+    AttemptFailed {
+        token: Token,
+        failure: Failure,
+        retry: Option<Timestamp>,
+    },
     /// The attempt is lost with this worker, its own or another rank of that one's group; that does not count against the
     /// stage.
     AttemptLost {

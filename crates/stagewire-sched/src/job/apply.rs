@@ -93,12 +93,10 @@ impl Job {
                 run.last_failure = None;
                 Some(())
             }
-            Event::AttemptFailed { token, failure } => {
-                let spec = topology.spec(self.running(*token)?);
+            Event::AttemptFailed { token, failure, retry } => {
                 let run = self.end_attempt(at, *token, AttemptEnd::Failed(failure.clone()))?;
                 run.failures = run.failures.saturating_add(1);
-                let again = run.failures < spec.max_attempts;
-                run.retry = again.then(|| at + spec.backoff.after(run.failures, *token));
+                run.retry = *retry;
                 Some(())
             }
             Event::AttemptLost {

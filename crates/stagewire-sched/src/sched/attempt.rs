@@ -112,7 +112,7 @@ impl Sched {
                         token,
                         failure: failure.clone(),
                     });
-                    job.push(Event::AttemptFailed { token, failure });
+                    job.fail_attempt(token, failure);
                 }
             }),
             // Said twice; perhaps the answer got lost.
@@ -162,7 +162,7 @@ impl Sched {
                             if !may_pass(failure.class) {
                                 job.doom(failure.clone());
                             }
-                            job.push(Event::AttemptFailed { token, failure });
+                            job.fail_attempt(token, failure);
                         }
                     }
                     if of_group {

@@ -135,9 +135,11 @@ impl Sched {
 }
 
 impl JobPlan<'_, '_> {
-    /// The attempt ends on one rank of a group, which need not be told to stop.
+    /// The attempt ends on one rank of a group, which need not be told to stop. One that is away was not waited for.
     pub(super) fn rank_stopped(&mut self, worker: Incarnation, token: Token) {
-        self.push(Event::AttemptStopped { worker, token });
+        if self.is_attached(worker) {
+            self.push(Event::AttemptStopped { worker, token });
+        }
     }
 
     /// A rank does not run what rank 0 was granted. Like an offer that is declined this costs the job nothing.

@@ -217,6 +217,16 @@ impl JobPlan<'_, '_> {
         self.doom = Some(failure);
     }
 
+    /// The attempt that runs has failed.
+    pub(super) fn fail_attempt(&mut self, token: Token, failure: Failure) {
+        let retry = self.draft.job.running(token).and_then(|stage| {
+            let spec = self.plan.sched.topology.spec(stage);
+            let failures = self.draft.job.run(stage).failures().saturating_add(1);
+            (failures < spec.max_attempts).then(|| self.plan.now + spec.backoff.after(failures, token))
+        });
+        self.push(Event::AttemptFailed { token, failure, retry });
+    }
+
     /// Whoever was told to stop is not waited for any longer.
     pub(super) fn stop_waiting(&mut self) {
         self.draft.stopping = 0;
@@ -265,7 +275,7 @@ impl JobPlan<'_, '_> {
                 self.handovers
                     .extend(self.draft.job.find(*token).map(|stage| (stage, handovers.clone())));
             }
-            Event::AttemptFailed { token, failure } => {
+            Event::AttemptFailed { token, failure, .. } => {
                 self.void(*token);
                 if self.draft.job.is_of_group(*token) {
                     self.cancel_attempt(*token, failure.clone());
@@ -333,9 +343,13 @@ impl JobPlan<'_, '_> {
 
     fn count_stopping(&mut self, token: Token) {
         for worker in self.draft.job.workers_of(token) {
-            let attached = self.plan.sched.attached(worker).is_ok();
-            self.draft.stopping += u32::from(attached && !self.plan.restarted);
+            self.draft.stopping += u32::from(self.is_attached(worker));
         }
+    }
+
+    /// Whether the worker's slots stay in use until it says that it has stopped.
+    pub(super) fn is_attached(&self, worker: Incarnation) -> bool {
+        self.plan.sched.attached(worker).is_ok() && !self.plan.restarted
     }
 
     /// Adds all that follows for the job from its own state.

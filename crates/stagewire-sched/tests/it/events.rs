@@ -57,6 +57,7 @@ fn events(world: &mut World) -> Vec<Event> {
         Event::AttemptFailed {
             token,
             failure: failure.clone(),
+            retry: Some(Timestamp(5)),
         },
         Event::AttemptLost {
             token,

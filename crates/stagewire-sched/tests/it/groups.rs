@@ -102,6 +102,23 @@ fn a_group_is_offered_work_once_every_rank_is_there() {
     assert_eq!(world.phase(other, "denoise"), "offered");
 }
 
+/// A rank that stays away is not waited for, so it does not stop either.
+#[test]
+fn a_rank_that_is_lost_while_it_is_away_ends_the_attempt_on_the_others() {
+    let mut world = video();
+    let [zero, one] = group(&mut world, "g");
+    let (job, token) = start(&mut world, &[zero, one]);
+    world.away(one);
+    world.take();
+    world.lose(one);
+    assert_eq!(world.phase(job, "denoise"), "queued");
+    assert!(stopped(&world, zero, token) && !stopped(&world, one, token));
+    world.cancel(job);
+    assert_eq!(world.state(job), "cancelling", "rank 0 has not stopped");
+    world.stop(zero, token);
+    assert_eq!(world.state(job), "cancelled");
+}
+
 #[test]
 fn whoever_is_lost_ends_the_attempt_on_every_rank() {
     for lost in [0, 1, 2] {

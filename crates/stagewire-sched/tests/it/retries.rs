@@ -102,6 +102,40 @@ fn a_wait_survives_a_restart_and_one_that_is_over_ends_then() {
     assert_eq!(world.state(job), "succeeded");
 }
 
+/// What was announced stays true where a server starts on the same journal with other limits.
+#[test]
+fn a_replay_says_the_same_whatever_the_configuration_is_now() {
+    let (mut world, painter) = world();
+    let job = world.submit();
+    fail(&mut world, painter);
+    let announced = world.stage(job, "paint").retry();
+    assert!(announced.is_some());
+    for (max_attempts, backoff) in [
+        (1, BACKOFF),
+        (
+            LIMIT,
+            Backoff {
+                first: Duration::from_secs(60),
+                longest: Duration::from_secs(60),
+            },
+        ),
+    ] {
+        let stage = StageSpec {
+            max_attempts,
+            backoff,
+            ..StageSpec::new(name("paint"))
+        };
+        let topology = Topology::new(vec![stage], vec![]).expect("one stage");
+        let replayed = world.replayed_with(topology);
+        assert_eq!(
+            replayed.job(job).expect("it is there").stages()[0].retry(),
+            announced,
+            "{max_attempts} attempts"
+        );
+        assert_eq!(replayed.snapshot(), world.sched.snapshot());
+    }
+}
+
 #[test]
 fn a_job_that_waits_can_be_cancelled() {
     let (mut world, painter) = world();

@@ -8,7 +8,7 @@ use stagewire_core::{
 };
 use stagewire_sched::{
     Decision, Discard, EdgeSpec, Effect, Event, Flow, Holder, IdempotencyKey, Input, JobNotice, Limits, NoticeKind,
-    Offer, PayloadInfo, Phase, Refusal, ResultInfo, Sched, StageRun, StageSpec, Topology, Urgency, WorkerInfo,
+    Offer, PayloadInfo, Phase, Refusal, ResultInfo, Sched, Slot, StageRun, StageSpec, Topology, Urgency, WorkerInfo,
 };
 use uuid::Uuid;
 
@@ -133,6 +133,13 @@ impl World {
 
     fn apply(&mut self, decision: Decision) {
         for event in decision.events {
+            if let Event::AttemptStopped { worker, token } = &event {
+                let slot = self.sched.worker(*worker).and_then(|known| known.slots().get(token));
+                assert!(
+                    matches!(slot, Some(Slot::Stopping { .. })),
+                    "worker {worker} stops {token}, its slot is {slot:?}"
+                );
+            }
             self.sched.apply(self.now, &event);
             if let Event::PayloadReleased { payload, .. } = &event {
                 assert!(self.released.insert(*payload), "payload {payload} was released twice");
@@ -485,7 +492,12 @@ impl World {
 
     /// A scheduler that knows what the journal says.
     pub(crate) fn replayed(&self) -> Sched {
-        let mut sched = Sched::new(self.sched.topology().clone(), *self.sched.limits());
+        self.replayed_with(self.sched.topology().clone())
+    }
+
+    /// The same, with a pipeline that was configured otherwise since.
+    pub(crate) fn replayed_with(&self, topology: Topology) -> Sched {
+        let mut sched = Sched::new(topology, *self.sched.limits());
         for (at, event) in &self.journal {
             let bytes = postcard::to_stdvec(event).expect("events encode");
             let event: Event = postcard::from_bytes(&bytes).expect("events decode");
