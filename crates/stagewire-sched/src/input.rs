@@ -161,9 +161,9 @@ pub enum Input {
 pub enum DrainScope {
     /// The whole pipeline.
     All,
-    /// One worker.
+    /// One worker, also where it is away.
     Worker(Incarnation),
-    /// The workers that a stage has now.
+    /// The workers that a stage has now, with those that are away and may come back. Others that attach later are new ones.
     Stage(StageName),
 }
 

@@ -23,14 +23,17 @@ impl Sched {
                 decision.effects.extend(attached.map(|worker| tell(now, worker, None)));
             }
             DrainScope::All => (),
-            DrainScope::Worker(worker) => self.drain_worker(now, self.attached(worker)?, within, &mut decision),
+            DrainScope::Worker(worker) => {
+                let known = self.workers.get(&worker).ok_or(Refusal::UnknownWorker { worker })?;
+                self.drain_worker(now, known, within, &mut decision);
+            }
             DrainScope::Stage(stage) => {
                 let Some(place) = self.topology.find(&stage) else {
                     let known = self.topology.stages().iter().map(|stage| stage.name.clone()).collect();
                     return Err(Refusal::NoStage { stage, known });
                 };
                 let pool = self.workers.values();
-                for worker in pool.filter(|worker| worker.place == Some(place) && worker.is_attached()) {
+                for worker in pool.filter(|worker| worker.place == Some(place)) {
                     self.drain_worker(now, worker, within, &mut decision);
                 }
             }
@@ -44,7 +47,10 @@ impl Sched {
             let worker = known.incarnation;
             decision.events.push(Event::WorkerDraining { worker, until });
         }
-        decision.effects.push(tell(now, known, until));
+        // One that is away is told once it is back.
+        decision
+            .effects
+            .extend(known.is_attached().then(|| tell(now, known, until)));
     }
 
     /// The worker has had its time: what it still runs goes back to its queue, at no cost to the job.

@@ -176,6 +176,90 @@ fn a_pool_drains_and_says_so() {
     );
 }
 
+/// Whoever of the pool is away at that moment comes back to a drain, with the same deadline.
+#[test]
+fn a_pool_drains_with_those_who_are_away() {
+    let mut world = World::new(topology(&["encode", "decode"], vec![whole("encode", "decode")]));
+    let mut pool = [(); 3].map(|()| world.attach("encode", 1)).to_vec();
+    let job = world.submit();
+    let place = pool.iter().position(|worker| world.offer(*worker).is_some());
+    let maker = pool.swap_remove(place.expect("one of them"));
+    let idle = pool[0];
+    let token = world.accept(maker);
+    world.away(idle);
+    world.away(maker);
+    world.take();
+    let (scope, within) = (DrainScope::Stage(name("encode")), Some(MINUTE));
+    world.does(Input::Drain { scope, within });
+    let told = |world: &World| -> Vec<Incarnation> {
+        let told = world.effects.iter().filter_map(|effect| match effect {
+            Effect::Drain { worker, .. } => Some(*worker),
+            _ => None,
+        });
+        told.collect()
+    };
+    let away = [idle, maker];
+    assert!(
+        told(&world).iter().all(|worker| !away.contains(worker)),
+        "nobody hears what is said now"
+    );
+    world.take();
+    world.wait(MINUTE / 4);
+    world.attach_as(idle, "encode", 1, vec![], vec![]);
+    world.attach_as(maker, "encode", 1, vec![token], vec![]);
+    for worker in away {
+        let left = Effect::Drain {
+            worker,
+            within: Some(MINUTE / 4 * 3),
+        };
+        assert!(world.effects.contains(&left), "it was drained while it was away");
+        assert!(world.sched.worker(worker).expect("it is back").is_draining());
+    }
+    let other = world.submit();
+    assert_eq!(world.phase(other, "encode"), "queued", "nobody takes it");
+    world.publish(maker, token);
+    world.complete(maker, token);
+    assert_eq!(world.phase(job, "encode"), "done", "what ran goes on to its end");
+    assert_eq!(world.phase(other, "encode"), "queued", "nobody takes it");
+}
+
+/// The deadline of a drain passes for one that is away, too: it is told to stop once it is back.
+#[test]
+fn what_runs_on_one_that_is_away_is_queued_again_at_the_deadline() {
+    let mut world = World::new(topology(&["paint"], vec![]));
+    let painter = world.attach("paint", 1);
+    let job = world.submit();
+    let token = world.accept(painter);
+    world.away(painter);
+    drain(&mut world, painter, Some(MINUTE / 4));
+    assert_eq!((world.jump(), world.phase(job, "paint")), ("worker.drain", "queued"));
+    world.attach_as(painter, "paint", 1, vec![token], vec![]);
+    assert!(world.was_cancelled(token));
+    world.stop(painter, token);
+    assert_eq!(world.phase(job, "paint"), "queued", "it drains still");
+    let other = world.attach("paint", 1);
+    world.run(other);
+    assert_eq!(world.state(job), "succeeded");
+}
+
+/// After a restart a worker is known only from what it runs: the drain finds it all the same.
+#[test]
+fn a_pool_drains_with_those_who_are_expected_back_after_a_restart() {
+    let mut world = World::new(topology(&["paint"], vec![]));
+    let painter = world.attach("paint", 1);
+    let job = world.submit();
+    let token = world.accept(painter);
+    world.restart();
+    let (scope, within) = (DrainScope::Stage(name("paint")), None);
+    world.does(Input::Drain { scope, within });
+    world.attach_as(painter, "paint", 1, vec![token], vec![]);
+    assert!(world.sched.worker(painter).expect("it is back").is_draining());
+    world.complete(painter, token);
+    assert_eq!(world.state(job), "succeeded");
+    let next = world.submit();
+    assert_eq!(world.phase(next, "paint"), "queued");
+}
+
 #[test]
 fn a_drain_is_told_again_and_keeps_its_deadline() {
     let mut world = World::new(topology(&["paint"], vec![]));

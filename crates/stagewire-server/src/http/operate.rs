@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 use stagewire_core::{Incarnation, StageName};
-use stagewire_sched::{DrainScope, Input, LinkState};
+use stagewire_sched::{DrainScope, Input, Worker};
 
 use super::error::ApiError;
 use super::{App, Shared, body, pipeline, pools};
@@ -67,10 +67,8 @@ pub(super) async fn drain(
 
 async fn workers_of(app: &App, stage: StageName) -> Result<BTreeSet<Incarnation>, ApiError> {
     let found = app.driver.look(move |sched, _| {
-        let workers = sched
-            .workers()
-            .filter(|worker| *worker.stage() == stage && worker.link() == LinkState::Attached);
-        workers.map(|worker| worker.incarnation()).collect()
+        let workers = sched.workers().filter(|worker| *worker.stage() == stage);
+        workers.map(Worker::incarnation).collect()
     });
     Ok(found.await?)
 }
@@ -81,22 +79,20 @@ async fn workers_called(app: &App, name: String) -> Result<BTreeSet<Incarnation>
     let (found, names) = app
         .driver
         .look(move |sched, _| {
-            let attached = || {
-                let workers = sched.workers().filter(|worker| worker.link() == LinkState::Attached);
-                workers.filter_map(|worker| worker.info())
-            };
-            let found: BTreeSet<Incarnation> = attached()
-                .filter(|info| info.name == wanted || info.incarnation.to_string() == wanted)
-                .map(|info| info.incarnation)
+            let name = |worker: &Worker| worker.info().map(|info| info.name.clone());
+            let found: BTreeSet<Incarnation> = sched
+                .workers()
+                .filter(|worker| name(worker).as_ref() == Some(&wanted) || worker.incarnation().to_string() == wanted)
+                .map(Worker::incarnation)
                 .collect();
-            let names: BTreeSet<String> = attached().map(|info| info.name.clone()).collect();
+            let names: BTreeSet<String> = sched.workers().filter_map(name).collect();
             (found, names)
         })
         .await?;
     if found.is_empty() {
         let hint = known(&name, "there are", names.iter().map(String::as_str));
         let name: String = name.chars().take(64).collect();
-        let message = format!("no worker {name:?} is attached{hint}");
+        let message = format!("no worker {name:?} is known{hint}");
         return Err(ApiError::not_found("worker.not_found", message));
     }
     Ok(found)

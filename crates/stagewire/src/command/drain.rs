@@ -53,7 +53,7 @@ pub(crate) async fn run(args: DrainArgs, global: &Global, output: &Output) -> Re
     }
     let workers: Vec<PoolWorker> = serde_json::from_value(answer["workers"].take())?;
     if workers.is_empty() {
-        output.say("no worker of this stage is attached");
+        output.say("this stage has no worker");
         return Ok(Exit::Done);
     }
     let row = |worker: &PoolWorker| {
