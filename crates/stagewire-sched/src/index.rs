@@ -41,6 +41,8 @@ pub(crate) struct Index {
     pub(crate) unclaimed: BTreeSet<Incarnation>,
     /// Bytes that are set aside for outputs that are being made.
     pub(crate) reserved_bytes: u64,
+    /// Bytes that superseded attempts may take until they have stopped.
+    pub(crate) stopping_bytes: u64,
     /// Bytes of live payloads.
     pub(crate) held_bytes: u64,
 }
@@ -112,6 +114,8 @@ pub(crate) struct WorkerMark {
     resume: Option<Timestamp>,
     drain: Option<Timestamp>,
     unclaimed: bool,
+    /// Bytes that superseded attempts may take.
+    stopping: u64,
 }
 
 /// Room for marks, kept for reuse: it is no part of the state.
@@ -188,6 +192,7 @@ impl WorkerMark {
             resume: worker.paused_until,
             drain: worker.drain_by,
             unclaimed: !worker.unclaimed.is_empty(),
+            stopping: worker.stopping_bytes(),
         }
     }
 }
@@ -208,6 +213,7 @@ impl Index {
             ended: BTreeSet::new(),
             unclaimed: BTreeSet::new(),
             reserved_bytes: 0,
+            stopping_bytes: 0,
             held_bytes: 0,
         }
     }
@@ -331,6 +337,7 @@ impl Index {
                     queue.paused.remove(&(until, mark.worker));
                 }
             }
+            self.stopping_bytes -= mark.stopping;
             self.timers.clear(mark.away, Timer::Away(mark.worker));
             self.timers.clear(mark.resume, Timer::Resume(mark.worker));
             self.timers.clear(mark.drain, Timer::Drain(mark.worker));
@@ -349,6 +356,7 @@ impl Index {
                     queue.paused.insert((until, mark.worker));
                 }
             }
+            self.stopping_bytes += mark.stopping;
             self.timers.set(mark.away, Timer::Away(mark.worker));
             self.timers.set(mark.resume, Timer::Resume(mark.worker));
             self.timers.set(mark.drain, Timer::Drain(mark.worker));

@@ -61,6 +61,8 @@ pub enum Slot {
     Stopping {
         /// When the worker is given up.
         until: Timestamp,
+        /// Bytes that its output may take until then.
+        nbytes: u64,
     },
 }
 
@@ -70,6 +72,8 @@ pub(crate) struct Uses {
     pub(crate) reserved: u32,
     pub(crate) running: u32,
     pub(crate) stopping: u32,
+    /// Bytes of what is stopping.
+    pub(crate) nbytes: u64,
 }
 
 impl Uses {
@@ -79,6 +83,16 @@ impl Uses {
             Slot::Running => &mut self.running,
             Slot::Stopping { .. } => &mut self.stopping,
         }
+    }
+
+    const fn add(&mut self, slot: Slot) {
+        *self.of(slot) += 1;
+        self.nbytes += slot.nbytes();
+    }
+
+    const fn subtract(&mut self, slot: Slot) {
+        *self.of(slot) -= 1;
+        self.nbytes -= slot.nbytes();
     }
 }
 
@@ -166,8 +180,13 @@ impl Worker {
         self.member().is_none_or(|_| self.whole)
     }
 
+    /// Whether it publishes what its attempts make: of a group rank 0 does.
+    pub(crate) fn makes_outputs(&self) -> bool {
+        self.member().is_none_or(|member| member.rank == 0)
+    }
+
     fn leads_what_runs(&self) -> bool {
-        self.member().is_some_and(|member| member.rank == 0) && !self.slots.is_empty()
+        self.member().is_some() && self.makes_outputs() && !self.slots.is_empty()
     }
 
     pub(crate) const fn is_attached(&self) -> bool {
@@ -205,6 +224,7 @@ impl Worker {
                 reserved: 0,
                 running: 0,
                 stopping: 0,
+                nbytes: 0,
             },
             whole: false,
             unclaimed: BTreeSet::new(),
@@ -223,10 +243,10 @@ impl Worker {
             None => self.slots.remove(&token),
         };
         if let Some(slot) = before {
-            *self.uses.of(slot) -= 1;
+            self.uses.subtract(slot);
         }
         if let Some(slot) = slot {
-            *self.uses.of(slot) += 1;
+            self.uses.add(slot);
         }
         before
     }
@@ -252,6 +272,7 @@ impl Worker {
             reserved,
             running,
             stopping,
+            nbytes: _,
         } = self.uses;
         Pool {
             workers: 1,
@@ -272,8 +293,13 @@ impl Worker {
     /// Whether the counts say what the slots say.
     pub(crate) fn counts_add_up(&self) -> bool {
         let mut uses = Uses::default();
-        self.slots.values().for_each(|slot| *uses.of(*slot) += 1);
+        self.slots.values().for_each(|slot| uses.add(*slot));
         uses == self.uses
+    }
+
+    /// Bytes that outputs of attempts may take that have not stopped yet.
+    pub(crate) const fn stopping_bytes(&self) -> u64 {
+        self.uses.nbytes
     }
 
     /// Tokens whose slot is in this use.
@@ -293,8 +319,16 @@ impl Slot {
 
     pub(crate) const fn stop_deadline(self) -> Option<Timestamp> {
         match self {
-            Self::Stopping { until } => Some(until),
+            Self::Stopping { until, .. } => Some(until),
             Self::Reserved | Self::Running => None,
+        }
+    }
+
+    /// Bytes that its output may take though no job counts them any more.
+    const fn nbytes(self) -> u64 {
+        match self {
+            Self::Stopping { nbytes, .. } => nbytes,
+            Self::Reserved | Self::Running => 0,
         }
     }
 }

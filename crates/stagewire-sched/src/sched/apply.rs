@@ -23,6 +23,8 @@ struct Account {
     shape: u64,
     price: Option<Duration>,
     took: Option<Duration>,
+    /// Bytes that were set aside for its output.
+    reserved: u64,
     /// Bytes of what it has published.
     nbytes: Option<u64>,
 }
@@ -31,11 +33,12 @@ impl Account {
     /// Of the attempt, or the offer, that ends: what its class has paid for it and what it took. An offer takes nothing.
     fn of(job: &Job, at: Timestamp, token: Token) -> Option<Self> {
         let stage = job.find(token)?;
-        let (worker, ranks, price, took) = match &job.run(stage).phase {
-            Phase::Offered(offer) => (offer.worker, Vec::new(), Some(offer.price), None),
+        let (worker, ranks, price, took, reserved) = match &job.run(stage).phase {
+            Phase::Offered(offer) => (offer.worker, Vec::new(), Some(offer.price), None, offer.nbytes),
             Phase::Running(attempt) => {
                 let took = at.since(attempt.since) / attempt.batch.max(1);
-                (attempt.worker, attempt.ranks.clone(), attempt.price, Some(took))
+                let ranks = attempt.ranks.clone();
+                (attempt.worker, ranks, attempt.price, Some(took), attempt.nbytes)
             }
             Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
         };
@@ -47,6 +50,7 @@ impl Account {
             shape: job.terms.shape,
             price,
             took,
+            reserved,
             nbytes: job.run(stage).output.live().map(|payload| payload.nbytes.0),
         })
     }
@@ -413,9 +417,13 @@ impl Sched {
             let keeps_slot = keeps_slot || (!account.ranks.is_empty() && !completed);
             let until = at + self.limits.stop;
             let leader = account.worker;
+            // It is rank 0 that makes the output.
+            let output = account.nbytes.unwrap_or(account.reserved);
             for worker in std::iter::once(leader).chain(account.ranks) {
                 let keeps_slot = keeps_slot && self.workers.get(&worker).is_some_and(Worker::is_attached);
-                self.set_slot(worker, token, keeps_slot.then_some(Slot::Stopping { until }));
+                let nbytes = if worker == leader { output } else { 0 };
+                let stopping = Slot::Stopping { until, nbytes };
+                self.set_slot(worker, token, keeps_slot.then_some(stopping));
             }
             match event {
                 Event::AttemptLost {
@@ -483,7 +491,8 @@ impl Sched {
         let until = at + self.limits.stop;
         for token in stale {
             if self.worker_of(*token) != Some(incarnation) {
-                self.set_slot(incarnation, *token, Some(Slot::Stopping { until }));
+                let nbytes = self.stale_bytes(incarnation, *token);
+                self.set_slot(incarnation, *token, Some(Slot::Stopping { until, nbytes }));
             }
         }
         for token in claimed {
@@ -493,6 +502,14 @@ impl Sched {
             });
         }
         true
+    }
+
+    /// Bytes that an attempt may take which the worker has brought back in vain: what it had is not known any more.
+    fn stale_bytes(&self, worker: Incarnation, token: Token) -> u64 {
+        let shape = self.jobs.get(&token.job).map_or(0, |job| job.terms.shape);
+        let known = self.workers.get(&worker).filter(|known| known.makes_outputs());
+        let stage = known.and_then(|known| known.place);
+        stage.map_or(0, |stage| self.predict_bytes(stage, shape))
     }
 
     /// The worker cannot be reached, until then at the longest. Its offers are void, and what it was told to stop is

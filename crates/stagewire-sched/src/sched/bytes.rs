@@ -1,7 +1,8 @@
 //! Credits in bytes: what outputs may take all together, wherever they are, so that each of them can go to the store.
 //!
 //! An output is reserved when its attempt is offered, in the size that the last outputs of its shape have had, or that the
-//! stage says; once it is published it is held, in the size that it has; once it is released it is free again. A stage is
+//! stage says; once it is published it is held, in the size that it has; once it is released it is free again. What an attempt that was
+//! superseded had set aside or published stays reserved until it has stopped: its worker may have it that long. A stage is
 //! dispatched where what is free is enough for its output and for one more of each stage further down, in the largest size
 //! that was seen lately: all or nothing. So no stage takes what those after it need to go on, and what is held always drains: in a
 //! chain nothing waits for bytes for ever. Where paths join, or outputs turn out larger than any before, they might: so once
@@ -29,7 +30,7 @@ pub struct ByteCredit {
     pub advertised: ByteCount,
     /// What is left of it.
     pub free: ByteCount,
-    /// Set aside for outputs that are being made.
+    /// Set aside for outputs that are being made, also by attempts that were told to stop and have not yet.
     pub reserved: ByteCount,
     /// Taken by outputs that are published and not released.
     pub held: ByteCount,
@@ -41,7 +42,8 @@ impl Sched {
     /// The credit in bytes; `None` where there is no bound.
     pub fn byte_credit(&self) -> Option<ByteCredit> {
         let advertised = self.limits.payload_bytes?.0;
-        let (reserved, held) = (self.index.reserved_bytes, self.index.held_bytes);
+        let reserved = self.index.reserved_bytes.saturating_add(self.index.stopping_bytes);
+        let held = self.index.held_bytes;
         let taken = reserved.saturating_add(held);
         Some(ByteCredit {
             advertised: ByteCount(advertised),

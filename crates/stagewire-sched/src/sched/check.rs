@@ -26,8 +26,33 @@ impl Sched {
                     "free + reserved + held bytes are not those advertised: {credit:?}"
                 ));
             }
+            let (reserved, held) = self.count_bytes();
+            if (reserved, held) != (u128::from(credit.reserved.0), u128::from(credit.held.0)) {
+                return Err(format!(
+                    "{reserved} bytes are reserved and {held} held, and the credit is {credit:?}"
+                ));
+            }
         }
         self.check_index()
+    }
+
+    /// Bytes that are reserved, for what is made or has not stopped, and that are held.
+    fn count_bytes(&self) -> (u128, u128) {
+        let (mut reserved, mut held) = (0, 0);
+        for run in self.jobs.values().flat_map(|job| &job.stages) {
+            match (&run.phase, run.output.live()) {
+                (_, Some(payload)) => held += u128::from(payload.nbytes.0),
+                (Phase::Offered(offer), None) => reserved += u128::from(offer.nbytes),
+                (Phase::Running(attempt), None) => reserved += u128::from(attempt.nbytes),
+                (Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. }, None) => (),
+            }
+        }
+        for slot in self.workers.values().flat_map(|worker| worker.slots.values()) {
+            if let Slot::Stopping { nbytes, .. } = slot {
+                reserved += u128::from(*nbytes);
+            }
+        }
+        (reserved, held)
     }
 
     fn check_job(&self, job: &Job) -> Result<(), String> {

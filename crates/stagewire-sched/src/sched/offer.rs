@@ -55,8 +55,9 @@ impl Sched {
         if self.has_bytes(stage, &rank) {
             Some(rank)
         } else {
-            // What is held drains as long as anything runs of a job that holds some.
-            self.stuck_job(stage).filter(|_| self.index.going == 0)
+            // What is held drains as long as anything runs of a job that holds some, and what stops gives its bytes back.
+            let drains = self.index.going > 0 || self.index.stopping_bytes > 0;
+            self.stuck_job(stage).filter(|_| !drains)
         }
     }
 

@@ -156,6 +156,70 @@ fn what_ends_gives_its_bytes_back() {
     );
 }
 
+/// Whatever an attempt that was superseded had set aside or published, its worker may have until it has stopped: nobody
+/// else gets those bytes before.
+#[test]
+fn what_has_not_stopped_keeps_its_bytes() {
+    for published in [None, Some(SIZE), Some(3 * SIZE)] {
+        for evicted in [false, true] {
+            let mut world = world(&["encode", "decode"], vec![whole("encode", "decode")], 1, Some(SIZE));
+            let encoder = world.attach("encode", 1);
+            let job = world.submit();
+            let token = world.accept(encoder);
+            if let Some(nbytes) = published {
+                publish(&mut world, encoder, token, nbytes);
+            }
+            let other = world.attach("encode", 1);
+            let credit = |world: &World| world.sched.byte_credit().expect("there is a bound");
+            assert_eq!(world.jump(), "attempt.renewal");
+            assert!(world.was_cancelled(token));
+            let kept = published.unwrap_or(SIZE);
+            assert_eq!((credit(&world).reserved.0, credit(&world).held.0), (kept, 0));
+            let waits = &world.sched.explain(world.now, job)[0].cause;
+            assert!(
+                matches!(waits, WaitCause::Bytes { reserved, .. } if reserved.0 == kept),
+                "{waits:?}"
+            );
+            assert!(world.offer(other).is_none(), "the bytes are in use");
+            if evicted {
+                while world
+                    .sched
+                    .worker(encoder)
+                    .is_some_and(|worker| worker.info().is_some())
+                {
+                    world.jump();
+                }
+            } else {
+                world.stop(encoder, token);
+            }
+            let again = if world.offer(other).is_some() { other } else { encoder };
+            let token = world.accept(again);
+            assert_eq!((token.job, credit(&world).reserved.0), (job, SIZE));
+            world.publish(again, token);
+            world.complete(again, token);
+            assert_eq!((world.phase(job, "encode"), credit(&world).held.0), ("done", SIZE));
+        }
+    }
+}
+
+/// A worker that comes back with an attempt that nobody waits for any more has its bytes, too.
+#[test]
+fn what_comes_back_in_vain_has_its_bytes_until_it_stops() {
+    let mut world = world(&["encode", "decode"], vec![whole("encode", "decode")], 2, Some(SIZE));
+    let encoder = world.attach("encode", 1);
+    let job = world.submit();
+    let token = world.accept(encoder);
+    world.away(encoder);
+    world.cancel(job);
+    assert_eq!(world.state(job), "cancelled");
+    let reserved = |world: &World| world.sched.byte_credit().expect("there is a bound").reserved.0;
+    assert_eq!(reserved(&world), 0, "nobody knows whether it lives");
+    world.attach_as(encoder, "encode", 1, vec![token], vec![]);
+    assert_eq!(reserved(&world), SIZE);
+    world.stop(encoder, token);
+    assert_eq!(reserved(&world), 0);
+}
+
 #[test]
 fn an_output_that_is_larger_than_any_before_is_let_through_alone_and_drains() {
     let mut world = world(&["encode", "denoise", "decode"], chain(), 4, Some(SIZE));
