@@ -110,6 +110,12 @@ impl Artefacts {
         }
     }
 
+    /// The same, soon.
+    pub(crate) fn discard_soon(self: &Arc<Self>, job: JobId, files: Vec<ArtefactInfo>) {
+        let this = Arc::clone(self);
+        self.tasks.spawn(async move { this.discard(job, &files).await });
+    }
+
     /// Opens one file.
     ///
     /// # Errors

@@ -38,6 +38,7 @@ impl Outlet {
             Out::Grant(token) => self.store.grant(token),
             Out::Revoke(token) => self.store.revoke(token),
             Out::Discard(token) => self.store.discard(token),
+            Out::DiscardResults(job, files) => self.artefacts.discard_soon(job, files),
         }
     }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use stagewire_core::{Classify, Epoch, Incarnation, JobId, StageName, Timestamp, Token, TransferMode};
 use stagewire_sched::{
-    Decision, Effect, Event, Input, Job, JobNotice, LinkState, NoticeKind as Notice, Output, Phase, Refusal, Sched,
-    Worker,
+    ArtefactInfo, Decision, Effect, Event, Input, Job, JobNotice, LinkState, NoticeKind as Notice, Output, Phase,
+    Refusal, Sched, Worker,
 };
 
 use super::record::{Record, encode};
@@ -27,6 +27,7 @@ pub(crate) enum Out {
     Grant(Token),
     Revoke(Token),
     Discard(Token),
+    DiscardResults(JobId, Vec<ArtefactInfo>),
 }
 
 #[derive(Debug)]
@@ -85,6 +86,13 @@ impl Batch {
                 Event::AttemptFailed { token, .. }
                 | Event::AttemptLost { token, .. }
                 | Event::AttemptFenced { token, .. } => self.out.push(Out::Discard(*token)),
+                Event::JobRedriven { job } => {
+                    let results = sched.job(*job).into_iter().flat_map(Job::results);
+                    let files: Vec<_> = results.flat_map(|(_, result)| result.artefacts.clone()).collect();
+                    if !files.is_empty() {
+                        self.out.push(Out::DiscardResults(*job, files));
+                    }
+                }
                 Event::JobEnded { job, .. } => {
                     let tokens = sched.job(*job).into_iter().flat_map(running);
                     self.out.extend(tokens.map(Out::Discard));
@@ -227,11 +235,11 @@ impl Batch {
     }
 }
 
-/// Whether the worker of the attempt drains: the store may yet take the output, once the attempt is done.
+/// Whether the worker of the attempt drains and holds its output: the store may yet take that, once the attempt is done.
 fn runs_on_leaving(sched: &Sched, token: Token) -> bool {
     let runs = sched.job(token.job).into_iter().flat_map(Job::stages);
     let mut workers = runs
-        .filter(|run| run.phase().token() == Some(token))
+        .filter(|run| run.phase().token() == Some(token) && run.output().live().is_some_and(|output| !output.stored))
         .filter_map(|run| run.phase().worker());
     workers.any(|worker| sched.worker(worker).is_some_and(Worker::is_draining))
 }
@@ -264,3 +272,6 @@ pub(super) const fn sender(input: &Input) -> Option<(Incarnation, Token)> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

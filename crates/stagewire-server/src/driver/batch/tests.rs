@@ -1,0 +1,175 @@
+use std::collections::BTreeSet;
+
+use stagewire_core::{ByteCount, ErrorClass, Failure, PayloadId};
+use stagewire_sched::{DrainScope, EdgeSpec, Flow, Limits, PayloadInfo, ResultInfo, StageSpec, Topology, WorkerInfo};
+use uuid::Uuid;
+
+use super::*;
+
+const NOW: Timestamp = Timestamp(1);
+
+fn name(name: &str) -> StageName {
+    StageName::new(name).unwrap()
+}
+
+fn edge(from: &str, to: &str) -> EdgeSpec {
+    EdgeSpec {
+        from: name(from),
+        to: name(to),
+        flow: Flow::Whole,
+        mode: TransferMode::P2p,
+    }
+}
+
+/// A scheduler with what it would let out.
+struct Rig {
+    sched: Sched,
+    batch: Batch,
+    histories: Histories,
+    job: JobId,
+}
+
+impl Rig {
+    /// With one job.
+    fn new(stages: &[&str], edges: Vec<EdgeSpec>) -> Self {
+        let stages = stages.iter().map(|stage| StageSpec::new(name(stage))).collect();
+        let mut rig = Self {
+            sched: Sched::new(Topology::new(stages, edges).unwrap(), Limits::default()),
+            batch: Batch::new(Epoch(1)),
+            histories: Histories::default(),
+            job: JobId(Uuid::from_u128(1)),
+        };
+        let stored = BTreeSet::new();
+        rig.does(Input::Restarted {
+            epoch: Epoch(1),
+            stored,
+        });
+        rig.does(Input::Submit {
+            job: rig.job,
+            params: "{}".into(),
+            key: None,
+            urgency: stagewire_sched::Urgency::default(),
+        });
+        rig
+    }
+
+    /// What the input and all that follows at once lets out.
+    fn does(&mut self, input: Input) -> Vec<Out> {
+        let mut decision = self.sched.decide(NOW, input).unwrap();
+        while !decision.events.is_empty() {
+            self.batch.take(&mut self.sched, &self.histories, NOW, decision);
+            decision = self.sched.decide(NOW, Input::Poll).unwrap();
+        }
+        self.batch.release().collect()
+    }
+
+    /// A new worker of the stage, which runs the job.
+    fn run(&mut self, stage: &str) -> (Incarnation, Token) {
+        let worker = Incarnation(Uuid::new_v4());
+        self.does(Input::WorkerAttached {
+            worker: WorkerInfo {
+                incarnation: worker,
+                name: stage.to_owned(),
+                stage: name(stage),
+                slots: 1,
+                max_batch: 1,
+                member: None,
+            },
+            running: vec![],
+            holding: vec![],
+        });
+        let phase = self.sched.job(self.job).unwrap().stage(&name(stage)).unwrap().phase();
+        let token = phase.token().unwrap();
+        self.does(Input::Accept { worker, token });
+        (worker, token)
+    }
+
+    fn complete(&mut self, worker: Incarnation, token: Token, result: Option<ResultInfo>) -> Vec<Out> {
+        self.does(Input::Completed {
+            worker,
+            token,
+            result,
+            handovers: vec![],
+        })
+    }
+
+    fn drain(&mut self, worker: Incarnation) {
+        let scope = DrainScope::Worker(worker);
+        self.does(Input::Drain { scope, within: None });
+    }
+
+    fn publish(&mut self, worker: Incarnation, token: Token, stored: bool) {
+        let payload = PayloadInfo {
+            id: PayloadId(Uuid::from_u128(7)),
+            nbytes: ByteCount(1),
+            chunks: 1,
+            stored,
+            handle: vec![].into(),
+        };
+        self.does(Input::Published { worker, token, payload });
+    }
+}
+
+fn revokes(out: &[Out], token: Token) -> bool {
+    out.iter()
+        .any(|out| matches!(out, Out::Revoke(other) if *other == token))
+}
+
+/// The store goes on to take what a worker that leaves has made, until it is moved or released. Where there is nothing to
+/// take, nothing would ever end that.
+#[test]
+fn a_token_is_revoked_once_nothing_of_its_attempt_can_go_to_the_store() {
+    let mut rig = Rig::new(&["paint"], vec![]);
+    let (worker, token) = rig.run("paint");
+    rig.drain(worker);
+    assert!(
+        revokes(&rig.complete(worker, token, None), token),
+        "a last stage has no output"
+    );
+
+    for stored in [false, true] {
+        let mut rig = Rig::new(&["encode", "decode"], vec![edge("encode", "decode")]);
+        let (worker, token) = rig.run("encode");
+        rig.drain(worker);
+        rig.publish(worker, token, stored);
+        let out = rig.complete(worker, token, None);
+        assert_eq!(revokes(&out, token), stored, "the worker holds it, or the store does");
+    }
+}
+
+/// The files of the life before are nobody's.
+#[test]
+fn a_redrive_discards_the_results_of_the_life_before() {
+    let edges = ["paint", "sing"].map(|last| edge("encode", last));
+    let mut rig = Rig::new(&["encode", "paint", "sing"], edges.to_vec());
+    let (worker, token) = rig.run("encode");
+    rig.publish(worker, token, false);
+    rig.complete(worker, token, None);
+    let (worker, token) = rig.run("paint");
+    let artefact = ArtefactInfo {
+        id: "1".to_owned(),
+        name: "picture".to_owned(),
+        media_type: "image/png".to_owned(),
+        nbytes: ByteCount(1),
+    };
+    let result = ResultInfo {
+        artefacts: vec![artefact.clone()],
+        info: String::new(),
+    };
+    rig.complete(worker, token, Some(result));
+    let (worker, token) = rig.run("sing");
+    let out = rig.does(Input::Failed {
+        worker,
+        token,
+        failure: Failure::new(ErrorClass::Invalid, "test.failure", "it cannot sing"),
+        lost: None,
+    });
+    let discards = |out: &Out| matches!(out, Out::DiscardResults(..));
+    assert!(!out.iter().any(discards), "a dead letter keeps what it made");
+    let out = rig.does(Input::Redrive { job: rig.job });
+    let discarded = out.iter().find(|out| discards(out));
+    assert!(
+        matches!(discarded, Some(Out::DiscardResults(job, files)) if *job == rig.job && *files == [artefact]),
+        "{out:?}"
+    );
+}
