@@ -70,7 +70,7 @@ pub enum Refusal {
         known: Vec<StageName>,
     },
     #[error(
-        "there is no stage {stage}; this pipeline has {}", .known.iter().map(StageName::as_str).collect::<Vec<_>>().join(", ")
+        "there is no stage {stage}; this pipeline has {}", names(.known)
     )]
     NoStage { stage: StageName, known: Vec<StageName> },
     #[error("worker {worker} advertises {slots} slots; it must be 1 to {limit}")]
@@ -248,7 +248,7 @@ impl Classify for Refusal {
             Self::UnknownStage { worker, stage, .. } => {
                 vec![("worker", worker.to_string()), ("stage", stage.to_string())]
             }
-            Self::NoStage { stage, .. } => vec![("stage", stage.to_string())],
+            Self::NoStage { stage, known } => vec![("stage", stage.to_string()), ("known", names(known))],
             Self::Slots { worker, slots, limit } => vec![
                 ("worker", worker.to_string()),
                 ("slots", slots.to_string()),

@@ -279,6 +279,11 @@ impl Topology {
         consumers.any(|consumer| self.inputs(*consumer).iter().any(streams))
     }
 
+    /// Names of all stages.
+    pub(crate) fn names(&self) -> Vec<StageName> {
+        self.stages.iter().map(|stage| stage.name.clone()).collect()
+    }
+
     /// Every stage after all the stages that it consumes from.
     pub(crate) fn upstream_first(&self) -> &[StageIndex] {
         &self.upstream_first

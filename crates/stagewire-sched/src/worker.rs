@@ -132,7 +132,8 @@ impl Worker {
         &self.slots
     }
 
-    /// Slots that it has; one with batches has one for each place in a batch. For a worker that has not attached since the server restarted, those that are in use.
+    /// Slots that it has; one with batches has one for each place in a batch. For a worker that has not attached since the
+    /// server restarted, those that are in use.
     pub fn advertised(&self) -> u32 {
         match &self.info {
             Some(info) => info.places(),

@@ -71,7 +71,7 @@ impl Sched {
             return Err(Refusal::UnknownStage {
                 worker,
                 stage: info.stage.clone(),
-                known: self.topology.stages().iter().map(|stage| stage.name.clone()).collect(),
+                known: self.topology.names(),
             });
         };
         if !(1..=limit).contains(&slots) {

@@ -1,13 +1,14 @@
 //! Credits in bytes: what outputs may take all together, wherever they are, so that each of them can go to the store.
 //!
-//! An output is reserved when its attempt is offered, in the size that the last outputs of its shape have had, or that the
-//! stage says; once it is published it is held, in the size that it has; once it is released it is free again. What an attempt that was
-//! superseded had set aside or published stays reserved until it has stopped: its worker may have it that long. A stage is
-//! dispatched where what is free is enough for its output and for one more of each stage further down, in the largest size
-//! that was seen lately: all or nothing. So no stage takes what those after it need to go on, and what is held always drains: in a
-//! chain nothing waits for bytes for ever. Where paths join, or outputs turn out larger than any before, they might: so once
-//! nothing runs of the jobs that hold anything, so that nothing becomes free by itself, the oldest of them that can go on to
-//! its end needs no bytes, at the price of going above the bound by its outputs.
+//! An output is reserved when its attempt is offered, in the size that the last outputs of its shape have had, or that
+//! the stage says; once it is published it is held, in the size that it has; once it is released it is free again. What
+//! an attempt that was superseded had set aside or published stays reserved until it has stopped: its worker may have
+//! it that long. A stage is dispatched where what is free is enough for its output and for one more of each stage
+//! further down, in the largest size that was seen lately: all or nothing. So no stage takes what those after it need
+//! to go on, and what is held always drains: in a chain nothing waits for bytes for ever. Where paths join, or outputs
+//! turn out larger than any before, they might: so once nothing runs of the jobs that hold anything, so that nothing
+//! becomes free by itself, the oldest of them that can go on to its end needs no bytes, at the price of going above the
+//! bound by its outputs.
 //!
 //! What a job holds itself is not in its own way: on its own it can always go on. Where its input and its output do not
 //! fit together that, too, goes above the bound, with nobody else's beside them.

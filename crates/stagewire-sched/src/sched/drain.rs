@@ -29,7 +29,7 @@ impl Sched {
             }
             DrainScope::Stage(stage) => {
                 let Some(place) = self.topology.find(&stage) else {
-                    let known = self.topology.stages().iter().map(|stage| stage.name.clone()).collect();
+                    let known = self.topology.names();
                     return Err(Refusal::NoStage { stage, known });
                 };
                 let pool = self.workers.values();

@@ -12,7 +12,8 @@ use crate::worker::Worker;
 use crate::{Decision, Effect, Event, Offer, OfferEnd, OfferInput, Refusal};
 
 impl Sched {
-    /// One offer, or a batch of them, if some stage has work, a worker and a credit. Stages near the end come first: they set payloads free.
+    /// One offer, or a batch of them, if some stage has work, a worker and a credit. Stages near the end come first: they
+    /// set payloads free.
     pub(super) fn dispatch(&self, now: Timestamp) -> Option<Decision> {
         if self.draining {
             return None;

@@ -114,7 +114,7 @@ impl Sched {
     }
 
     fn by_name<T: Clone>(&self, of_stages: &[T]) -> BTreeMap<StageName, T> {
-        let stages = self.topology.stages().iter().map(|spec| spec.name.clone());
+        let stages = self.topology.names().into_iter();
         stages.zip(of_stages.iter().cloned()).collect()
     }
 

@@ -110,7 +110,7 @@ impl Sched {
         if let Some(stage) = skip.iter().find(|stage| self.topology.find(stage).is_none()) {
             return Err(Refusal::UnknownSkip {
                 stage: stage.clone(),
-                known: self.topology.stages().iter().map(|stage| stage.name.clone()).collect(),
+                known: self.topology.names(),
             });
         }
         let skipped = StageSet::of(&self.topology, &skip);
