@@ -1,10 +1,12 @@
 //! Workers that die, hang, lie about nothing but forget a lot, over streams that break; a server that restarts; clients
-//! that cancel. More cases with `PROPTEST_CASES`. After each step everything is checked; when the faults stop, everything ends and nothing is left.
+//! that cancel. More cases with `PROPTEST_CASES`. After each step everything is checked; when the faults stop, everything
+//! ends and nothing is left.
 
 mod agent;
 mod model;
 
 use proptest::prelude::*;
+use stagewire_core::ByteCount;
 use stagewire_sched::{Limits, Sched, StageKind, StageSpec, Topology};
 
 use crate::world::{name, stored, stream, whole};
@@ -62,6 +64,8 @@ fn limits() -> Limits {
     Limits {
         max_ended: 1_000,
         max_dead_letters: 2,
+        // Room for three outputs, so that jobs wait for it.
+        payload_bytes: Some(ByteCount(3 << 20)),
         // Bounds that end jobs would hide what goes wrong in those that go on.
         max_killed_workers: 1_000,
         max_expired: 1_000,

@@ -340,6 +340,12 @@ impl Model {
         }
         self.work();
         assert_eq!(self.world.sched.live_payloads(), 0);
+        if let Some(credit) = self.world.sched.byte_credit() {
+            assert_eq!(
+                credit.free, credit.advertised,
+                "bytes that nobody gives back: {credit:?}"
+            );
+        }
         assert_eq!(self.store, BTreeMap::new(), "left in the store");
         for agent in &self.agents {
             let left: Vec<_> = agent.holding.keys().collect();
