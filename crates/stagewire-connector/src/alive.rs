@@ -25,15 +25,15 @@ impl Shared {
     /// Whether a peer lives, for all that the kernel says: of other hosts it knows nothing. A process whose connector was
     /// started anew is another peer.
     pub(crate) fn is_alive(&self, peer: &Peer) -> bool {
-        // A connection ends with it.
-        if !self.is_here(peer) || self.links().has(peer.incarnation) {
+        if !self.is_here(peer) {
             return true;
         }
+        // A connection ends with the process, but a moment later.
         if ProcessWatch::open(peer.process).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return false;
         }
         // Its socket has its incarnation in its name.
-        is_listened_to(&peer.socket)
+        self.links().has(peer.incarnation) || is_listened_to(&peer.socket)
     }
 
     /// Waits until a peer is no more: its process has died, or its connector has closed. Of another host, until nothing
