@@ -40,12 +40,16 @@ impl Outbox {
         }
     }
 
-    /// Keeps a message of a running attempt for repetition. Returns false where the attempt has ended.
+    /// Keeps a message of a running attempt for repetition, of checkpoints the newest. Returns false where the attempt has
+    /// ended.
     pub(crate) fn say(&mut self, token: Token, message: &Message) -> bool {
-        match self.attempts.get_mut(&token) {
-            Some(attempt) => attempt.said.push(message.clone()),
-            None => return false,
+        let Some(attempt) = self.attempts.get_mut(&token) else {
+            return false;
+        };
+        if matches!(message, Message::Checkpoint(_)) {
+            attempt.said.retain(|said| !matches!(said, Message::Checkpoint(_)));
         }
+        attempt.said.push(message.clone());
         true
     }
 
@@ -112,6 +116,25 @@ mod tests {
         assert_eq!(outbox.unanswered(), [first, second]);
         outbox.end(token(1));
         assert!(outbox.unanswered().is_empty() && outbox.running().is_empty());
+    }
+
+    #[test]
+    fn of_checkpoints_the_newest_is_repeated() {
+        let mut outbox = Outbox::default();
+        outbox.begin(token(1));
+        let checkpoint = |done| {
+            let progress = Progress {
+                done,
+                ..Progress::default()
+            };
+            Message::Checkpoint(v1::Checkpoint {
+                token: Some(token(1).into()),
+                payload: None,
+                progress: Some(progress.into()),
+            })
+        };
+        assert!(outbox.say(token(1), &checkpoint(1)) && outbox.say(token(1), &checkpoint(2)));
+        assert_eq!(outbox.unanswered(), [checkpoint(2)]);
     }
 
     #[test]

@@ -59,6 +59,9 @@ pub enum SessionEvent {
     Grant(Token),
     /// The attempt must stop at its next step; answer with [`WorkerSession::stopped`].
     Cancel(Token, Failure),
+    /// The attempt should stop at its next step boundary, with a checkpoint; answer with [`WorkerSession::yielded`]. One
+    /// that does not goes on.
+    Yield(Token, Failure),
     /// Nobody needs this payload any more.
     Release(PayloadId),
     /// The completion or failure was taken.
@@ -137,11 +140,7 @@ impl WorkerSession {
 
     /// Says that the attempt's payload exists and its chunk 0 is visible. The payload is held until released.
     pub fn published(&self, token: Token, payload: v1::Payload) {
-        if !payload.stored
-            && let Ok(id) = payload.payload_id()
-        {
-            self.lock().holding.insert(id);
-        }
+        self.hold(&payload);
         self.say(
             token,
             ToServer::Published(v1::Published {
@@ -172,6 +171,32 @@ impl WorkerSession {
         self.say(token, ToServer::Failed(message));
     }
 
+    /// Says that the running attempt has a checkpoint: the next attempt of its stage goes on from there. The payload is held
+    /// until released; each new one takes the place of the one before.
+    pub fn checkpoint(&self, token: Token, payload: v1::Payload, progress: Progress) {
+        self.hold(&payload);
+        let message = v1::Checkpoint {
+            token: Some(token.into()),
+            payload: Some(payload),
+            progress: Some(progress.into()),
+        };
+        self.say(token, ToServer::Checkpoint(message));
+    }
+
+    /// Says that the attempt has stopped at a step boundary, as it was asked to; without a payload the next one goes on from
+    /// the last checkpoint. Answered by [`SessionEvent::Accepted`] or [`SessionEvent::Refused`].
+    pub fn yielded(&self, token: Token, payload: Option<v1::Payload>, progress: Progress) {
+        if let Some(payload) = &payload {
+            self.hold(payload);
+        }
+        let message = v1::Yielded {
+            token: Some(token.into()),
+            payload,
+            progress: Some(progress.into()),
+        };
+        self.say(token, ToServer::Yielded(message));
+    }
+
     /// Says that a cancelled or refused attempt has stopped: its slot is free.
     pub fn stopped(&self, token: Token) {
         self.lock().outbox.end(token);
@@ -196,6 +221,14 @@ impl WorkerSession {
     /// Forgets a payload that this worker held.
     pub fn dropped(&self, payload: PayloadId) {
         self.lock().holding.remove(&payload);
+    }
+
+    fn hold(&self, payload: &v1::Payload) {
+        if !payload.stored
+            && let Ok(id) = payload.payload_id()
+        {
+            self.lock().holding.insert(id);
+        }
     }
 
     fn say(&self, token: Token, message: ToServer) {

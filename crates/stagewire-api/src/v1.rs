@@ -74,7 +74,7 @@ pub struct Handover {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerMessage {
-    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "worker_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     pub message: ::core::option::Option<worker_message::Message>,
 }
 /// Nested message and enum types in `WorkerMessage`.
@@ -104,6 +104,12 @@ pub mod worker_message {
         /// holds; each payload that went there is said by `published`, and answered by `release`.
         #[prost(message, tag = "9")]
         Drain(super::Drain),
+        /// The attempt goes on, and what it has made so far is safe. Only the newest one is repeated on a new stream.
+        #[prost(message, tag = "10")]
+        Checkpoint(super::Checkpoint),
+        /// The attempt has stopped at a step boundary, as it was asked to, and its slot is free. Answered by `accepted`.
+        #[prost(message, tag = "11")]
+        Yielded(super::Yielded),
     }
 }
 /// The place of a worker in a group of processes, the ranks, that run every attempt together.
@@ -206,9 +212,30 @@ pub struct Failed {
     #[prost(bytes = "vec", tag = "3")]
     pub lost_payload: ::prost::alloc::vec::Vec<u8>,
 }
+/// The state of a stage function at a step boundary, as a payload of kind `checkpoint`: the next attempt goes on from there.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Checkpoint {
+    /// The attempt that made it.
+    #[prost(message, optional, tag = "1")]
+    pub token: ::core::option::Option<Token>,
+    #[prost(message, optional, tag = "2")]
+    pub payload: ::core::option::Option<Payload>,
+    #[prost(message, optional, tag = "3")]
+    pub progress: ::core::option::Option<Progress>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Yielded {
+    #[prost(message, optional, tag = "1")]
+    pub token: ::core::option::Option<Token>,
+    /// Where the next attempt goes on; without it that is the last checkpoint of the stage, or its beginning.
+    #[prost(message, optional, tag = "2")]
+    pub payload: ::core::option::Option<Payload>,
+    #[prost(message, optional, tag = "3")]
+    pub progress: ::core::option::Option<Progress>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ServerMessage {
-    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "server_message::Message", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub message: ::core::option::Option<server_message::Message>,
 }
 /// Nested message and enum types in `ServerMessage`.
@@ -237,6 +264,9 @@ pub mod server_message {
         /// No more offers will come: finish what runs, have the store take what is still held, then leave.
         #[prost(message, tag = "8")]
         Drain(super::Drain),
+        /// The attempt should stop at its next step boundary, with a checkpoint; answer with `yielded`. One that does not goes on.
+        #[prost(message, tag = "9")]
+        Yield(super::Yield),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -276,6 +306,12 @@ pub struct Offer {
     /// The worker's place in its group. Ranks above 0 hand nothing over.
     #[prost(message, optional, tag = "8")]
     pub member: ::core::option::Option<Member>,
+    /// The stage takes checkpoints: in the store where the server has one, else in the worker's memory until released.
+    #[prost(bool, tag = "9")]
+    pub checkpoints: bool,
+    /// Where to go on; absent where the stage runs from its beginning. Read like an input: if it is lost, say so in `failed`.
+    #[prost(message, optional, tag = "10")]
+    pub checkpoint: ::core::option::Option<Checkpoint>,
 }
 /// A parameter that is an input of the job, and the file on the server's host.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -312,6 +348,14 @@ pub struct Output {
 pub struct Cancel {
     #[prost(message, optional, tag = "1")]
     pub token: ::core::option::Option<Token>,
+    #[prost(message, optional, tag = "2")]
+    pub failure: ::core::option::Option<Failure>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Yield {
+    #[prost(message, optional, tag = "1")]
+    pub token: ::core::option::Option<Token>,
+    /// Why.
     #[prost(message, optional, tag = "2")]
     pub failure: ::core::option::Option<Failure>,
 }

@@ -161,6 +161,10 @@ fn receive(shared: &Shared, message: v1::ServerMessage) -> Result<Option<Session
             shared.lock().outbox.end(token);
             SessionEvent::Accepted(token)
         }
+        FromServer::Yield(asked) => {
+            let token = Token::try_from(required("yield.token", asked.token)?)?;
+            SessionEvent::Yield(token, required("yield.failure", asked.failure)?.into())
+        }
         FromServer::Refused(refused) => {
             let token = Token::try_from(required("refused.token", refused.token)?)?;
             shared.lock().outbox.end(token);

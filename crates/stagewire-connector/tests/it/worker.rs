@@ -116,6 +116,8 @@ fn offer(attempt: u32, inputs: Vec<(&str, &Handle)>, output: v1::Output) -> v1::
         answer_within_ms: 1000,
         files: Vec::new(),
         member: None,
+        checkpoints: false,
+        checkpoint: None,
     }
 }
 

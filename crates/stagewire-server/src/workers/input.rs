@@ -172,6 +172,12 @@ pub(super) fn read(worker: Incarnation, message: Message, stages: &[StageName]) 
             worker,
             token: stopped.try_into()?,
         }),
+        // The scheduler keeps no checkpoints yet.
+        Message::Checkpoint(_) => Ok(Said::Inputs(Vec::new())),
+        Message::Yielded(yielded) => one(Input::Stopped {
+            worker,
+            token: token(yielded.token)?,
+        }),
         Message::Drain(drain) => one(Input::Drain {
             scope: DrainScope::Worker(worker),
             within: drain.deadline_ms.map(Duration::from_millis),

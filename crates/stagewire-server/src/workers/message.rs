@@ -29,6 +29,8 @@ pub(crate) fn offer(offer: Offer, files: Vec<v1::InputFile>) -> Message {
         answer_within_ms: u64::try_from(offer.answer_within.as_millis()).unwrap_or(u64::MAX),
         files,
         member: offer.member.map(v1::Member::from),
+        checkpoints: false,
+        checkpoint: None,
     })
 }
 
