@@ -58,6 +58,14 @@ def test_failures_are_tried_again_and_the_dead_are_redriven(deploy, folder):
     assert again.returncode == 1, again
     assert "no dead letter" in again.stderr, again
 
+    # One that is refused holds up no other, and what was done is said.
+    dead = submit(deployment, folder, "raise", 4)
+    assert dead.wait(timeout=DEADLINE) == "failed"
+    both = deployment.command("dlq", "redrive", job.id, dead.id, "--json")
+    assert both.returncode == 1, both
+    assert "no dead letter" in both.stderr, both
+    assert [redriven["id"] for redriven in json.loads(both.stdout)["jobs"]] == [dead.id]
+
 
 def test_a_job_that_kills_its_workers_is_in_quarantine_until_somebody_redrives_it(deploy, folder):
     deployment: Deployment = deploy(unlucky(workers=2)).start()

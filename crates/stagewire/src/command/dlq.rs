@@ -2,9 +2,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
+use stagewire_core::ErrorClass;
 
 use crate::args::{Global, ServerArgs};
-use crate::client::{Client, DeadLetter, DeadLetters, Job};
+use crate::client::{Client, ClientError, DeadLetter, DeadLetters, Job};
 use crate::exit::{EXIT_HELP, Exit, Fault};
 use crate::output::{Output, duration};
 
@@ -165,23 +166,39 @@ async fn show(client: &Client, id: &str, output: &Output) -> Result<Exit, Fault>
     Ok(Exit::Done)
 }
 
-/// Redrives or discards each, and shows what they are then.
+/// Redrives or discards each, and shows what they are then. One that is refused holds up no other; with `--all`, one that
+/// somebody else has settled meanwhile is left out.
 async fn settle(client: &Client, which: Which, what: &str, output: &Output) -> Result<Exit, Fault> {
     let ids = if which.all { all(client).await? } else { which.ids };
     let mut jobs: Vec<Job> = Vec::with_capacity(ids.len());
+    let mut refused: Option<ClientError> = None;
     for id in ids {
-        let job = client.settle(&id, what).await?;
-        if !output.json {
-            output.data(format_args!("{}  {}", job.id, job.state))?;
+        match client.settle(&id, what).await {
+            Ok(job) => {
+                if !output.json {
+                    output.data(format_args!("{}  {}", job.id, job.state))?;
+                }
+                jobs.push(job);
+            }
+            Err(ClientError::Refused(failure))
+                if which.all && matches!(failure.class, ErrorClass::Conflict | ErrorClass::NotFound) => {}
+            Err(error) => {
+                let gone = error.is_away();
+                if let Some(before) = refused.replace(error) {
+                    output.warn(before);
+                }
+                if gone {
+                    break;
+                }
+            }
         }
-        jobs.push(job);
     }
     if output.json {
         output.document(&json!({"jobs": jobs}))?;
-    } else if jobs.is_empty() {
+    } else if jobs.is_empty() && refused.is_none() {
         output.say("there are no dead letters");
     }
-    Ok(Exit::Done)
+    refused.map_or(Ok(Exit::Done), |error| Err(error.into()))
 }
 
 /// The ids of all dead letters, those that died while it asks left out.
