@@ -365,6 +365,28 @@ def test_a_number_is_used_once_at_a_time(sender: kv.Sender) -> None:
     sender.room(5, 8).abort()
 
 
+def test_a_later_life_of_a_number_ends_the_one_before_and_is_not_taken_for_it(sender: kv.Sender) -> None:
+    cache = Cache(engine(1), 0)
+    old = sender.room(8, 8)
+    with kv.Receiver(sender.connector, cache.engine, 0, cache.buffers) as receiver:  # type: ignore[attr-defined]
+        early = receiver.room(8, [sender.handle], 8, pages=tables(cache.engine, 8), life=1)
+        new = sender.room(8, 8, life=1)
+        assert isinstance(old.failure, errors.Conflict)
+        assert old.failure.reason == "kv.superseded"
+        with pytest.raises(errors.Conflict) as refused:
+            sender.room(8, 8)
+        assert refused.value.reason == "kv.superseded"
+        new.send((0, 8), CHUNK, last=True)
+        assert early.wait(20)
+        assert early.wait_released(20)
+        late = receiver.room(8, [sender.handle], 8, pages=tables(cache.engine, 8))
+        with pytest.raises(errors.Conflict) as told:
+            late.wait(20)
+        assert told.value.reason == "kv.superseded"
+        assert late.wait_released(20)
+    assert new.wait(20)
+
+
 def test_a_room_that_nobody_reads_ends_in_time(sender: kv.Sender) -> None:
     room = sender.room(6, 8, deadline=0.05)
     with pytest.raises(errors.Deadline, match=r"room 6: .* at rank 0 of prefill") as late:

@@ -18,8 +18,11 @@
 //! - Pages of a sender's room are its readers' until [`SenderRoom::released`]: each has everything, has let go, has died,
 //!   or was cut off. Pages of a receiver's room are written by nobody after [`ReceiverRoom::released`]; until then they are
 //!   refused to other rooms.
-//! - What the two sides say to each other may be lost, doubled or come late: a receiver asks for the whole state of a room,
-//!   again and again, and everything that it says can be said twice.
+//! - A number may be used again at once, in a later life ([`RoomId`]): who still asks for the old room is told
+//!   `kv.superseded`, who asks for the new one too early waits.
+//! - A rank of prefill that no rank of decode needs is told so when decode opens the room, and succeeds at once.
+//! - What the two sides say to each other may be lost, doubled or come late: a receiver asks for the state of a room,
+//!   again and again, from what it has heard on, and everything that it says can be said twice.
 //! - A peer that dies fails its rooms within a second, one that is silent after [`Heartbeat::limit`]. Nothing waits longer
 //!   than the deadline of its room.
 //! - An engine that does not fit is refused at its greeting, with the handshake's reason, and nobody else notices.
@@ -27,15 +30,15 @@
 //! # Non-guarantees
 //!
 //! - That pages hold what they are said to hold. They must not be written from [`SenderRoom::send`] until the room is released.
-//! - That a number can be used again at once after prefill has ended its room: questions about the old one may still be on
-//!   their way, and can end the new one. They cannot mix the two. Once all sides have succeeded it can.
+//! - That a number can be used again in the same life, unless all sides have succeeded: questions about the old room may
+//!   still be on their way, and can end the new one.
 //! - A receiver that gives up before the sender has opened its room is not remembered there: that room waits for another
 //!   receiver until its deadline.
 //!
 //! # Which side packs
 //!
 //! Decode pulls, over every transport: a copy that comes too late harms nobody, whereas a write would. `shm`, `cma` and
-//! `tcp` execute strided records as they are. Over Mooncake, rows go through scratch, in the arena of the side whose pages
+//! `tcp` execute strided records as they are. Over Mooncake and NIXL, rows go through scratch, in the arena of the side whose pages
 //! are strided; where there is no room in it, row by row.
 //!
 //! ```
@@ -90,6 +93,7 @@ mod desk;
 mod error;
 mod failure;
 mod heartbeat;
+mod id;
 mod incoming;
 mod outgoing;
 mod protocol;
@@ -102,6 +106,7 @@ pub use cache::{CacheMemory, CachePlace};
 pub use chunk::ChunkSpec;
 pub use error::KvError;
 pub use heartbeat::Heartbeat;
+pub use id::RoomId;
 pub use protocol::SenderHandle;
 pub use receiver::{Received, Receiver, ReceiverOptions, ReceiverRoom, RoomSpec};
 pub use sender::{Sender, SenderOptions, SenderRoom};

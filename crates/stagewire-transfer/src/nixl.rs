@@ -255,7 +255,7 @@ impl Transport for Nixl {
             map: false,
             pull: true,
             push: true,
-            strided: true,
+            strided: false,
             checked: true,
             device: true,
         }

@@ -84,7 +84,7 @@ pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
     match args.bench {
         Name::Quick | Name::Connector | Name::Store => producer::serve(args.dir).await,
         Name::Transfer => transfer::owner::serve(args.dir).await,
-        Name::Kv => Err(Fault::usage("`stagewire bench kv` has the other process of `transfer`")),
+        Name::Kv => kv::serve(args.dir).await,
         Name::Sched => Err(Fault::usage("`stagewire bench sched` has one process")),
         Name::Server => Err(Fault::usage("`stagewire bench server` starts its server itself")),
     }

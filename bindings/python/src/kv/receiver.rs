@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use stagewire_connector::kv::{CacheMemory, Receiver, ReceiverOptions, ReceiverRoom, RoomSpec, SenderHandle};
+use stagewire_connector::kv::{CacheMemory, Receiver, ReceiverOptions, ReceiverRoom, RoomId, RoomSpec, SenderHandle};
 use stagewire_transfer::Target;
 
 use super::held::Held;
@@ -57,6 +57,7 @@ impl KvReceiver {
         &self,
         py: Python<'_>,
         room: u64,
+        life: u64,
         senders: Vec<Vec<u8>>,
         seq_len: u64,
         pages: Tables,
@@ -72,7 +73,7 @@ impl KvReceiver {
             prefix,
             exact_window,
             deadline: room::duration(py, deadline)?,
-            ..RoomSpec::new(room, senders, seq_len)
+            ..RoomSpec::new(RoomId::of_life(room, life), senders, seq_len)
         };
         let opened = py.detach(|| receiver.room(spec));
         let opened = opened.map_err(|error| raise_from(py, &error))?;

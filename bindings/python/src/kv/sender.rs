@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use stagewire_connector::kv::{CacheMemory, ChunkSpec, Sender, SenderOptions, SenderRoom};
+use stagewire_connector::kv::{CacheMemory, ChunkSpec, RoomId, Sender, SenderOptions, SenderRoom};
 
 use super::held::Held;
 use super::{KvEngine, Tables, room};
@@ -61,9 +61,9 @@ impl KvSender {
         PyBytes::new(py, &self.handle)
     }
 
-    fn room(&self, py: Python<'_>, room: u64, seq_len: u64, deadline: f64) -> PyResult<KvSenderRoom> {
+    fn room(&self, py: Python<'_>, room: u64, life: u64, seq_len: u64, deadline: f64) -> PyResult<KvSenderRoom> {
         let (sender, deadline) = (self.inner.get(py)?, room::duration(py, deadline)?);
-        let opened = sender.room(room, seq_len, deadline);
+        let opened = sender.room(RoomId::of_life(room, life), seq_len, deadline);
         let opened = opened.map_err(|error| raise_from(py, &error))?;
         Ok(KvSenderRoom(Arc::new(opened)))
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use stagewire_kv::{Component, Engine, Kind};
 
 use super::KvError;
+use super::protocol::Announced;
 
 /// Most bytes that go along with the last chunk.
 const MAX_AUX: usize = 1 << 20;
@@ -87,7 +88,7 @@ pub(super) fn check_len(room: u64, engine: &Engine, seq_len: u64) -> Result<(), 
     Ok(())
 }
 
-/// The page tables of a room, as far as they are announced.
+/// The page tables of a room, of which nothing is announced.
 pub(super) fn empty_tables(engine: &Engine, seq_len: u64) -> Vec<Vec<i64>> {
     let components = engine.geometry().components.iter();
     let entries = |component: &Component| usize::try_from(table_len(component, engine, seq_len)).unwrap_or(usize::MAX);
@@ -99,58 +100,87 @@ fn is_page(id: i64, num_pages: u64) -> bool {
     u64::try_from(id).is_ok_and(|id| 0 < id && id < num_pages)
 }
 
-/// Enters a chunk into the tables, or says what is wrong with it and enters nothing.
-pub(super) fn enter(
+/// The logical pages that a component has of a chunk.
+pub(super) fn logical(component: &Component, engine: &Engine, seq_len: u64, chunk: &Announced) -> Range<u64> {
+    let page = u64::from(engine.geometry().page_size);
+    let (lo, hi) = chunk.tokens;
+    match goes_last(component) {
+        true if chunk.last => component.pages(engine.geometry().page_size, seq_len),
+        true => 0..0,
+        false if lo == hi => 0..0,
+        false => lo / page..hi.div_ceil(page),
+    }
+}
+
+/// A chunk as the engine's components have it.
+pub(super) fn announced(room: u64, engine: &Engine, spec: ChunkSpec) -> Result<Announced, KvError> {
+    let components = &engine.geometry().components;
+    let mut pages = spec.pages;
+    let tables = components
+        .iter()
+        .map(|component| pages.remove(&component.name).unwrap_or_default());
+    let announced = Announced {
+        tokens: (spec.tokens.start, spec.tokens.end),
+        pages: tables.collect(),
+        last: spec.last,
+        aux: spec.aux,
+    };
+    match pages.into_keys().next() {
+        None => Ok(announced),
+        Some(component) => {
+            let known: Vec<&str> = components.iter().map(|component| component.name.as_str()).collect();
+            Err(KvError::Component {
+                room,
+                component,
+                known: known.join(", "),
+            })
+        }
+    }
+}
+
+/// Says what is wrong with a chunk that comes after another.
+pub(super) fn check(
     room: u64,
     engine: &Engine,
     seq_len: u64,
-    next: Option<u64>,
-    spec: &ChunkSpec,
-    tables: &mut [Vec<i64>],
+    before: Option<&Announced>,
+    chunk: &Announced,
 ) -> Result<(), KvError> {
-    let Range { start: lo, end: hi } = spec.tokens;
+    let (lo, hi) = chunk.tokens;
     let wrong = |problem: String| KvError::Chunk { room, lo, hi, problem };
     let page = u64::from(engine.geometry().page_size);
-    match next {
+    match before {
         _ if lo > hi || hi > seq_len => return Err(wrong(format!("it is no part of {seq_len} tokens"))),
-        Some(next) if next != lo => return Err(wrong(format!("the chunk before ends at {next}"))),
+        Some(before) if before.tokens.1 != lo => {
+            return Err(wrong(format!("the chunk before ends at {}", before.tokens.1)));
+        }
         None if !lo.is_multiple_of(page) => {
             return Err(wrong(format!(
                 "the first chunk must begin at a page, and pages have {page} tokens"
             )));
         }
-        _ if lo == hi && !spec.last => return Err(wrong("it has no tokens, and is not the last one".to_owned())),
-        _ if spec.last && hi != seq_len => return Err(wrong(format!("it is the last one of {seq_len} tokens"))),
+        _ if lo == hi && !chunk.last => return Err(wrong("it has no tokens, and is not the last one".to_owned())),
+        _ if chunk.last && hi != seq_len => return Err(wrong(format!("it is the last one of {seq_len} tokens"))),
         _ => {}
     }
-    if let Some(aux) = &spec.aux {
+    if let Some(aux) = &chunk.aux {
         if aux.len() > MAX_AUX {
             let (nbytes, most) = (aux.len(), MAX_AUX);
             return Err(KvError::Aux { room, nbytes, most });
         }
-        if !spec.last {
+        if !chunk.last {
             return Err(wrong("bytes go along with the last chunk only".to_owned()));
         }
     }
     let components = &engine.geometry().components;
-    let is_known = |name: &String| components.iter().any(|component| component.name == *name);
-    if let Some(name) = spec.pages.keys().find(|name| !is_known(name)) {
-        let known: Vec<&str> = components.iter().map(|component| component.name.as_str()).collect();
-        return Err(KvError::Component {
-            room,
-            component: name.clone(),
-            known: known.join(", "),
-        });
+    if chunk.pages.len() != components.len() {
+        let (given, wanted) = (chunk.pages.len(), components.len());
+        return Err(wrong(format!(
+            "it has pages of {given} components, and there are {wanted}"
+        )));
     }
-    let mut entries = Vec::new();
-    for (component, table) in components.iter().zip(&*tables) {
-        let logical = match goes_last(component) {
-            true if spec.last => component.pages(engine.geometry().page_size, seq_len),
-            true => 0..0,
-            false if lo == hi => 0..0,
-            false => lo / page..hi.div_ceil(page),
-        };
-        let given = spec.pages.get(&component.name).map(Vec::as_slice).unwrap_or_default();
+    for (at, (component, given)) in components.iter().zip(&chunk.pages).enumerate() {
+        let logical = logical(component, engine, seq_len, chunk);
         let (wanted, name) = (logical.end - logical.start, &component.name);
         if given.len() as u64 != wanted {
             return Err(wrong(format!(
@@ -164,21 +194,14 @@ pub(super) fn enter(
                 "component {name:?} has page {page} of it, which is none: page 0 is for padding, and ids go up to num_pages"
             )));
         }
-        let logical = usize::try_from(logical.start).unwrap_or(usize::MAX);
-        // A page that the chunk before has begun is in its last entry, too.
-        let before = table.get(logical).copied().filter(|&before| before != -1);
-        if let (Some(before), Some(&first)) = (before, given.first())
+        // A page that the chunk before has begun is its last one, too.
+        let begun = before.filter(|_| !goes_last(component) && !lo.is_multiple_of(page));
+        if let (Some(before), Some(first)) = (begun.and_then(|before| before.pages[at].last()), given.first())
             && before != first
         {
             return Err(wrong(format!(
                 "component {name:?} has page {first} where the chunk before said {before}"
             )));
-        }
-        entries.push((logical, given));
-    }
-    for (table, (logical, given)) in tables.iter_mut().zip(entries) {
-        if let Some(part) = table.get_mut(logical..logical + given.len()) {
-            part.copy_from_slice(given);
         }
     }
     Ok(())
@@ -203,42 +226,53 @@ mod tests {
     }
 
     #[test]
-    fn chunks_fill_the_tables_and_wrong_ones_leave_them_alone() {
+    fn a_chunk_comes_after_the_one_before_with_the_pages_that_it_needs() {
         let engine = engine();
-        let mut tables = empty_tables(&engine, 10);
-        assert_eq!(tables, [vec![-1; 3], vec![-1; 3]]);
-        let mut send = |next, spec: &ChunkSpec| enter(7, &engine, 10, next, spec, &mut tables).map(|()| tables.clone());
+        let send = |before: Option<&Announced>, spec: &ChunkSpec| {
+            let chunk = announced(7, &engine, spec.clone())?;
+            check(7, &engine, 10, before, &chunk).map(|()| chunk)
+        };
         let first = ChunkSpec::new(0..6).pages("full", [5, 6]);
-        assert_eq!(send(None, &first).expect("right")[0], [5, 6, -1]);
+        let first = send(None, &first).expect("right");
+        assert_eq!(first.pages, [vec![5, 6], vec![]]);
         let last = ChunkSpec::new(6..10).pages("full", [6, 9]).pages("swa", [2, 3]).last();
         let wrong = [
-            (Some(6), ChunkSpec::new(5..10)),
-            (Some(6), ChunkSpec::new(6..11)),
+            (true, ChunkSpec::new(5..10)),
+            (true, ChunkSpec::new(6..11)),
             (
-                Some(6),
+                true,
                 ChunkSpec {
                     last: false,
                     ..last.clone()
                 },
             ),
-            (Some(6), last.clone().pages("full", [6])),
-            (Some(6), last.clone().pages("full", [7, 9])),
-            (Some(6), last.clone().pages("swa", [3])),
-            (Some(6), last.clone().pages("swa", [-1, 3])),
-            (Some(6), last.clone().pages("full", [6, 0])),
-            (Some(6), last.clone().pages("full", [6, -1])),
-            (Some(6), last.clone().pages("full", [6, 10])),
-            (Some(6), last.clone().pages("full", [6, i64::MAX])),
-            (Some(6), ChunkSpec::new(6..6)),
-            (Some(6), last.clone().pages("other", [3])),
-            (Some(6), last.clone().aux(vec![0; MAX_AUX + 1])),
-            (Some(6), ChunkSpec::new(6..8).pages("full", [6]).last()),
-            (Some(6), ChunkSpec::new(6..8).pages("full", [6]).aux([1])),
-            (None, ChunkSpec::new(2..8).pages("full", [5, 6])),
+            (true, last.clone().pages("full", [6])),
+            (true, last.clone().pages("full", [7, 9])),
+            (true, last.clone().pages("swa", [3])),
+            (true, last.clone().pages("swa", [-1, 3])),
+            (true, last.clone().pages("full", [6, 0])),
+            (true, last.clone().pages("full", [6, -1])),
+            (true, last.clone().pages("full", [6, 10])),
+            (true, last.clone().pages("full", [6, i64::MAX])),
+            (true, ChunkSpec::new(6..6)),
+            (true, last.clone().pages("other", [3])),
+            (true, last.clone().aux(vec![0; MAX_AUX + 1])),
+            (true, ChunkSpec::new(6..8).pages("full", [6]).last()),
+            (true, ChunkSpec::new(6..8).pages("full", [6]).aux([1])),
+            (false, ChunkSpec::new(2..8).pages("full", [5, 6])),
         ];
-        for (next, spec) in wrong {
-            send(next, &spec).expect_err(&format!("{spec:?}"));
+        for (goes_on, spec) in wrong {
+            send(Some(&first).filter(|_| goes_on), &spec).expect_err(&format!("{spec:?}"));
         }
-        assert_eq!(send(Some(6), &last).expect("right"), [vec![5, 6, 9], vec![-1, 2, 3]]);
+        let last = send(Some(&first), &last).expect("right");
+        assert_eq!(last.pages, [vec![6, 9], vec![2, 3]]);
+        let swa = &engine.geometry().components[1];
+        assert_eq!(logical(swa, &engine, 10, &last), 1..3);
+        assert_eq!(logical(swa, &engine, 10, &first), 0..0);
+        let short = Announced {
+            pages: vec![vec![6, 9]],
+            ..last
+        };
+        check(7, &engine, 10, Some(&first), &short).expect_err("a component is missing");
     }
 }

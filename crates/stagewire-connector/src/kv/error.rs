@@ -4,6 +4,8 @@ use stagewire_core::{Classify, ErrorClass};
 use stagewire_kv::Incompatible;
 use stagewire_transfer::RegisterError;
 
+use super::RoomId;
+
 /// Why a sender, a receiver or one of their rooms was refused. Nothing has moved, and everything else goes on.
 ///
 /// What ends a room later is a [`Failure`](stagewire_core::Failure), as it may come from another process.
@@ -32,6 +34,10 @@ pub enum KvError {
     Handle { problem: String },
     #[error("room {room} is open already; end it first, or take another number")]
     RoomOpen { room: u64 },
+    #[error(
+        "room {} has begun life {newest}, and life {} comes before that; take a later one", room.number, room.life
+    )]
+    Superseded { room: RoomId, newest: u64 },
     #[error("room {room}, chunk of tokens {lo} to {hi}: {problem}")]
     Chunk {
         room: u64,
@@ -94,7 +100,9 @@ impl Classify for KvError {
             | Self::Handles { .. }
             | Self::Component { .. }
             | Self::Aux { .. } => ErrorClass::Invalid,
-            Self::RoomOpen { .. } | Self::PageInUse { .. } | Self::Ended { .. } => ErrorClass::Conflict,
+            Self::RoomOpen { .. } | Self::Superseded { .. } | Self::PageInUse { .. } | Self::Ended { .. } => {
+                ErrorClass::Conflict
+            }
             Self::Closed => ErrorClass::Cancelled,
         }
     }
@@ -107,6 +115,7 @@ impl Classify for KvError {
             Self::BufferCount { .. } | Self::Buffer { .. } | Self::BufferOverlap { .. } => "kv.buffers",
             Self::Handle { .. } => "kv.handle",
             Self::RoomOpen { .. } => "kv.room_open",
+            Self::Superseded { .. } => "kv.superseded",
             Self::Chunk { .. } => "kv.chunk",
             Self::Tokens { .. } => "kv.tokens",
             Self::Ended { .. } => "kv.room_ended",
@@ -138,6 +147,11 @@ impl Classify for KvError {
             Self::RoomOpen { room } | Self::Ended { room, .. } | Self::Handles { room } => {
                 vec![("room", room.to_string())]
             }
+            Self::Superseded { room, newest } => vec![
+                ("room", room.number.to_string()),
+                ("life", room.life.to_string()),
+                ("newest", newest.to_string()),
+            ],
             Self::Chunk { room, lo, hi, .. } => {
                 vec![
                     ("room", room.to_string()),

@@ -1,18 +1,22 @@
 //! A receiver's room as a state machine: no I/O, no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use stagewire_core::{ErrorClass, Failure};
+use stagewire_kv::Engine;
 
-use super::Phase;
 use super::outgoing::restarted;
-use super::protocol::{RoomState, Seen};
+use super::protocol::{Announced, News, Seen};
+use super::{Phase, chunk};
 
 /// What a receiver's room knows and still needs.
 #[derive(Debug, Clone)]
 pub(super) struct Incoming {
     room: u64,
     seq_len: u64,
+    /// Prefill.
+    engine: Arc<Engine>,
     writers: BTreeMap<u32, Writer>,
     failure: Option<Failure>,
     /// Prefill said so.
@@ -31,9 +35,17 @@ pub(super) struct Needs {
 #[derive(Debug, Clone)]
 struct Writer {
     needs: Needs,
-    state: Option<RoomState>,
-    /// (chunk, component) that have come.
+    seen: Option<Seen>,
+    /// Where the first chunk begins and each of them ends, in tokens. Empty where none is announced.
+    bounds: Vec<u64>,
+    /// The last of them, as it was announced.
+    newest: Option<Announced>,
+    /// The page of each logical page, for each component, -1 where none is announced. Pulls keep those that they began with.
+    tables: Vec<Arc<Vec<i64>>>,
+    /// (chunk, component) that have come, of the first chunk that has not come whole and those after it.
     taken: BTreeSet<(u32, u32)>,
+    /// Chunks before this one have come.
+    begun: u32,
     confirmed: bool,
 }
 
@@ -61,16 +73,21 @@ pub(super) struct Part {
 }
 
 impl Incoming {
-    pub(super) fn new(room: u64, seq_len: u64, writers: BTreeMap<u32, Needs>) -> Self {
+    pub(super) fn new(room: u64, seq_len: u64, engine: Arc<Engine>, writers: BTreeMap<u32, Needs>) -> Self {
         let writer = |needs| Writer {
             needs,
-            state: None,
+            seen: None,
+            bounds: Vec::new(),
+            newest: None,
+            tables: Vec::new(),
             taken: BTreeSet::new(),
+            begun: 0,
             confirmed: false,
         };
         Self {
             room,
             seq_len,
+            engine,
             writers: writers.into_iter().map(|(rank, needs)| (rank, writer(needs))).collect(),
             failure: None,
             told: false,
@@ -90,66 +107,51 @@ impl Incoming {
 
     /// What was seen of a writer's room.
     pub(super) fn seen(&self, rank: u32) -> Option<Seen> {
-        Some(self.writers.get(&rank)?.state.as_ref()?.seen)
+        self.writers.get(&rank)?.seen
     }
 
-    /// Page tables of the source.
-    pub(super) fn tables(&self, rank: u32) -> Option<&[Vec<i64>]> {
-        Some(&self.writers.get(&rank)?.state.as_ref()?.tables)
+    /// Page tables of the source, as far as they are announced.
+    pub(super) fn tables(&self, rank: u32) -> Option<&[Arc<Vec<i64>>]> {
+        Some(&self.writers.get(&rank)?.tables)
     }
 
     /// What goes along: that of the first writer which has any.
     pub(super) fn aux(&self) -> Option<&[u8]> {
-        let states = self.writers.values().filter_map(|writer| writer.state.as_ref());
-        states.filter_map(|state| state.aux.as_deref()).next()
+        let newest = self.writers.values().filter_map(|writer| writer.newest.as_ref());
+        newest.filter_map(|chunk| chunk.aux.as_deref()).next()
     }
 
-    /// Hears of a writer's room. What is older than what is known, or known, changes nothing.
-    pub(super) fn heard(&mut self, rank: u32, state: RoomState) {
+    /// Hears of a writer's room. What is known, or does not follow on what is known, changes nothing.
+    pub(super) fn heard(&mut self, rank: u32, news: News) {
         let (room, seq_len) = (self.room, self.seq_len);
         let Some(writer) = self.writers.get_mut(&rank) else {
             return;
         };
-        let here = |failure: Failure| {
-            let message = format!("room {room}, rank {rank} of prefill: {}", failure.message);
-            let failure = Failure { message, ..failure };
-            failure.with("room", room).with("src_rank", rank)
-        };
-        let failure = match &writer.state {
-            Some(known) if known.seen.generation != state.seen.generation => {
-                // Confirmed bytes are here for good, whatever becomes of the room there.
-                (!writer.confirmed).then(|| restarted(room, known.seen.generation, state.seen.generation))
-            }
-            Some(known) if state.seen.version <= known.seen.version => return,
-            _ => state.failure.clone().filter(|_| !writer.confirmed),
+        if writer.confirmed {
+            // Its bytes are here for good, whatever becomes of the room there.
+            return;
+        }
+        let restart = writer.seen.filter(|known| known.generation != news.seen.generation);
+        let failure = match restart {
+            Some(known) => Some(restarted(room, known.generation, news.seen.generation)),
+            None => news.failure.clone(),
         };
         if let Some(failure) = failure {
             self.told(failure);
             return;
         }
-        if writer.confirmed {
-            return;
-        }
-        let begins = state.bounds.first().copied();
-        let missing = writer.needs.chunked.iter().find(|(_, prefix)| begins > Some(**prefix));
-        let failure = if state.seq_len != seq_len {
-            let theirs = state.seq_len;
+        let heard = if news.seq_len == seq_len {
+            writer.hear(room, seq_len, &self.engine, news)
+        } else {
+            let theirs = news.seq_len;
             let problem = format!("the sequence has {theirs} tokens there, and {seq_len} here");
             let failure = Failure::new(ErrorClass::Invalid, "kv.seq_len", problem);
-            Some(here(failure).with("prefill", theirs).with("decode", seq_len))
-        } else if let (Some((component, prefix)), Some(begins)) = (missing, begins) {
-            let problem = format!(
-                "the first chunk begins at token {begins}, and of component {component} only {prefix} tokens are here"
-            );
-            let failure = Failure::new(ErrorClass::Invalid, "kv.missing_tokens", problem);
-            Some(here(failure).with("begins", begins).with("prefix", prefix))
-        } else {
-            let problem = flaw(&state, writer.state.as_ref());
-            problem.map(|problem| here(Failure::new(ErrorClass::Corrupt, "protocol.malformed", problem)))
+            Err(failure.with("prefill", theirs).with("decode", seq_len))
         };
-        match failure {
-            Some(failure) => self.fail(failure),
-            None => writer.state = Some(state),
+        if let Err(failure) = heard {
+            let message = format!("room {room}, rank {rank} of prefill: {}", failure.message);
+            let failure = Failure { message, ..failure };
+            self.fail(failure.with("room", room).with("src_rank", rank));
         }
     }
 
@@ -161,40 +163,10 @@ impl Incoming {
         if self.failure.is_some() || writer.confirmed {
             return Step::Over;
         }
-        let Some(state) = &writer.state else {
-            return Step::Wait;
-        };
-        for (chunk, tokens) in (0..).zip(state.chunks()) {
-            let missing = |components: &mut dyn Iterator<Item = u32>| -> Vec<u32> {
-                components
-                    .filter(|&component| !writer.taken.contains(&(chunk, component)))
-                    .collect()
-            };
-            let components = missing(&mut writer.needs.chunked.keys().copied());
-            if !components.is_empty() {
-                let tokens = Some(tokens);
-                return Step::Pull(Part {
-                    chunk,
-                    components,
-                    tokens,
-                });
-            }
-            if state.last && chunk as usize + 2 == state.bounds.len() {
-                let components = missing(&mut writer.needs.at_last.iter().copied());
-                if !components.is_empty() {
-                    return Step::Pull(Part {
-                        chunk,
-                        components,
-                        tokens: None,
-                    });
-                }
-            }
-        }
-        if state.last {
-            let generation = state.seen.generation;
-            Step::Confirm { generation }
-        } else {
-            Step::Wait
+        match (writer.part(), writer.seen) {
+            (Some(part), _) => Step::Pull(part),
+            (None, Some(Seen { generation, .. })) if writer.is_whole() => Step::Confirm { generation },
+            _ => Step::Wait,
         }
     }
 
@@ -203,6 +175,7 @@ impl Incoming {
         if let Some(writer) = self.writers.get_mut(&rank) {
             let parts = part.components.iter().map(|&component| (part.chunk, component));
             writer.taken.extend(parts);
+            writer.go_on();
         }
     }
 
@@ -230,9 +203,9 @@ impl Incoming {
         let mut writers = self.writers.values();
         if writers.clone().all(|writer| writer.confirmed) {
             Phase::Success
-        } else if writers.clone().any(|writer| writer.state.is_none()) {
+        } else if writers.clone().any(|writer| writer.seen.is_none()) {
             Phase::Bootstrapping
-        } else if writers.any(|writer| writer.state.as_ref().is_some_and(|state| !state.bounds.is_empty())) {
+        } else if writers.any(|writer| !writer.bounds.is_empty()) {
             Phase::Transferring
         } else {
             Phase::Waiting
@@ -240,110 +213,108 @@ impl Incoming {
     }
 }
 
-/// What no right sender says of a room. A part that nobody announces would never be missed.
-fn flaw(state: &RoomState, known: Option<&RoomState>) -> Option<&'static str> {
-    let bounds = &state.bounds;
-    // Only the last chunk may have no tokens.
-    let begun = if state.last {
-        bounds.len().saturating_sub(1)
-    } else {
-        bounds.len()
-    };
-    if bounds.len() == 1 || !bounds.is_sorted() || !bounds[..begun].is_sorted_by(|lo, hi| lo < hi) {
-        return Some("its chunks do not go on");
+impl Writer {
+    /// Takes note of what is new. What no right sender says fails the room: a part that nobody announces would never be
+    /// missed.
+    fn hear(&mut self, room: u64, seq_len: u64, engine: &Engine, news: News) -> Result<(), Failure> {
+        let known = self.seen.map_or(0, |seen| seen.chunks);
+        let Some(before) = news.seen.chunks.checked_sub(news.chunks.len() as u64) else {
+            return Err(malformed("it counts its chunks wrongly"));
+        };
+        if before > known || news.seen.chunks < known {
+            return Ok(());
+        }
+        if self.tables.is_empty() {
+            chunk::check_len(room, engine, seq_len).map_err(|error| malformed(&error.to_string()))?;
+            let tables = chunk::empty_tables(engine, seq_len);
+            self.tables = tables.into_iter().map(Arc::new).collect();
+        }
+        let known = usize::try_from(known - before).unwrap_or(usize::MAX);
+        for chunk in news.chunks.into_iter().skip(known) {
+            self.enter(room, seq_len, engine, chunk)?;
+        }
+        self.seen = Some(news.seen);
+        Ok(())
     }
-    if bounds.last() > Some(&state.seq_len) {
-        return Some("its chunks go past the sequence");
+
+    fn enter(&mut self, room: u64, seq_len: u64, engine: &Engine, chunk: Announced) -> Result<(), Failure> {
+        if self.is_whole() {
+            return Err(malformed("it announces a chunk after its last one"));
+        }
+        let checked = chunk::check(room, engine, seq_len, self.newest.as_ref(), &chunk);
+        checked.map_err(|error| malformed(&error.to_string()))?;
+        let (begins, ends) = chunk.tokens;
+        if self.bounds.is_empty() {
+            if let Some((component, prefix)) = self.needs.chunked.iter().find(|(_, prefix)| begins > **prefix) {
+                let problem = format!(
+                    "the first chunk begins at token {begins}, and of component {component} only {prefix} tokens are here"
+                );
+                let failure = Failure::new(ErrorClass::Invalid, "kv.missing_tokens", problem);
+                return Err(failure.with("begins", begins).with("prefix", prefix));
+            }
+            self.bounds.push(begins);
+        }
+        self.bounds.push(ends);
+        let components = engine.geometry().components.iter().zip(&chunk.pages);
+        for ((component, pages), table) in components
+            .zip(&mut self.tables)
+            .filter(|((_, pages), _)| !pages.is_empty())
+        {
+            let logical = chunk::logical(component, engine, seq_len, &chunk);
+            let place = usize::try_from(logical.start)
+                .ok()
+                .zip(usize::try_from(logical.end).ok());
+            if let Some(part) = place.and_then(|(lo, hi)| Arc::make_mut(table).get_mut(lo..hi)) {
+                part.copy_from_slice(pages);
+            }
+        }
+        self.newest = Some(chunk);
+        Ok(())
     }
-    if state.last && bounds.last() != Some(&state.seq_len) {
-        return Some("its last chunk does not end where the sequence does");
+
+    /// Whether the last chunk of all is announced.
+    fn is_whole(&self) -> bool {
+        self.newest.as_ref().is_some_and(|chunk| chunk.last)
     }
-    match known {
-        Some(known) if !goes_on(known, state) => Some("it takes back what it has announced"),
-        _ => None,
+
+    /// What of a chunk has not come: what comes chunk by chunk, then what comes with the last.
+    fn missing(&self, chunk: u32) -> Option<Part> {
+        let at = chunk as usize;
+        let tokens = (*self.bounds.get(at)?, *self.bounds.get(at + 1)?);
+        let missing = |component: &u32| !self.taken.contains(&(chunk, *component));
+        let part = |components: Vec<u32>, tokens| {
+            (!components.is_empty()).then_some(Part {
+                chunk,
+                components,
+                tokens,
+            })
+        };
+        let chunked = self.needs.chunked.keys().copied().filter(missing).collect();
+        part(chunked, Some(tokens)).or_else(|| {
+            let is_last = self.is_whole() && at + 2 == self.bounds.len();
+            let at_last = self.needs.at_last.iter().copied().filter(missing).filter(|_| is_last);
+            part(at_last.collect(), None)
+        })
+    }
+
+    /// What comes next.
+    fn part(&self) -> Option<Part> {
+        let chunks = u32::try_from(self.bounds.len().saturating_sub(1)).unwrap_or(u32::MAX);
+        (self.begun..chunks).find_map(|chunk| self.missing(chunk))
+    }
+
+    /// Forgets the parts of chunks that have come whole.
+    fn go_on(&mut self) {
+        while (self.begun as usize) + 1 < self.bounds.len() && self.missing(self.begun).is_none() {
+            self.begun += 1;
+        }
+        self.taken = self.taken.split_off(&(self.begun, 0));
     }
 }
 
-/// Whether a later state has all chunks and pages of an earlier one.
-fn goes_on(known: &RoomState, state: &RoomState) -> bool {
-    let same = |(known, page): (&i64, &i64)| *known == -1 || known == page;
-    let keeps =
-        |(known, table): (&Vec<i64>, &Vec<i64>)| known.len() == table.len() && known.iter().zip(table).all(same);
-    state.bounds.starts_with(&known.bounds)
-        && (!known.last || state.last && state.bounds.len() == known.bounds.len())
-        && known.tables.len() == state.tables.len()
-        && known.tables.iter().zip(&state.tables).all(keeps)
+fn malformed(problem: &str) -> Failure {
+    Failure::new(ErrorClass::Corrupt, "protocol.malformed", problem)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn state(version: u64, bounds: &[u64], last: bool, pages: [i64; 3]) -> RoomState {
-        RoomState {
-            seen: Seen { generation: 1, version },
-            seq_len: 6,
-            bounds: bounds.to_vec(),
-            last,
-            tables: vec![pages.to_vec()],
-            aux: None,
-            failure: None,
-        }
-    }
-
-    /// A sender whose state is wrong fails the room, and never lets it succeed with less than everything.
-    #[test]
-    fn states_that_no_sender_has_fail_the_room() {
-        let first = || state(1, &[0, 2], false, [5, -1, -1]);
-        let whole = [5, 6, 7];
-        let wrong = [
-            (None, state(1, &[], true, whole)),
-            (None, state(1, &[0], false, whole)),
-            (None, state(1, &[0], true, whole)),
-            (None, state(1, &[0, 4], true, whole)),
-            (None, state(1, &[0, 8], false, whole)),
-            (None, state(1, &[0, 8, 6], true, whole)),
-            (None, state(1, &[0, 4, 2, 6], true, whole)),
-            (None, state(1, &[0, 2, 2], false, whole)),
-            (Some(first()), state(2, &[0, 2, 2, 6], true, whole)),
-            (Some(first()), state(2, &[0, 3, 6], true, whole)),
-            (Some(first()), state(2, &[], false, [-1; 3])),
-            (Some(first()), state(2, &[0, 2, 6], true, [6, 6, 7])),
-            (Some(first()), state(2, &[0, 2, 6], true, [-1, 6, 7])),
-            (
-                Some(first()),
-                RoomState {
-                    tables: vec![],
-                    ..state(2, &[0, 2, 6], true, whole)
-                },
-            ),
-            (Some(state(1, &[0, 6], true, whole)), state(2, &[0, 6], false, whole)),
-            (Some(state(1, &[0, 6], true, whole)), state(2, &[0, 6, 6], true, whole)),
-        ];
-        let room = || {
-            let chunked = BTreeMap::from([(0, 0)]);
-            let at_last = BTreeSet::new();
-            Incoming::new(7, 6, BTreeMap::from([(0, Needs { chunked, at_last })]))
-        };
-        for (known, state) in wrong {
-            let mut room = room();
-            let shown = format!("{:?} after {known:?}", state.bounds);
-            if let Some(known) = known {
-                room.heard(0, known);
-                assert!(!room.phase().is_terminal(), "{shown}");
-            }
-            room.heard(0, state);
-            assert!(
-                matches!(room.phase(), Phase::Failed(failure) if failure.reason == "protocol.malformed"),
-                "{shown}"
-            );
-            assert_eq!(room.step(0), Step::Over, "{shown}");
-        }
-        for right in [&[0, 2, 6][..], &[0, 2, 6, 6]] {
-            let mut room = room();
-            room.heard(0, first());
-            room.heard(0, state(2, right, true, whole));
-            assert!(matches!(room.step(0), Step::Pull(_)), "{right:?}");
-        }
-    }
-}
+mod tests;

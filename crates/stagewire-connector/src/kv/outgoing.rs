@@ -6,8 +6,11 @@ use std::sync::Arc;
 use stagewire_core::{ErrorClass, Failure};
 use stagewire_kv::Engine;
 
-use super::protocol::{ReceiverId, RoomState, Seen};
-use super::{ChunkSpec, KvError, Phase, chunk, failure};
+use super::protocol::{Announced, News, ReceiverId, Seen};
+use super::{ChunkSpec, KvError, Phase, RoomId, chunk, failure};
+
+/// Entries of page tables in one answer, unless one chunk has more. A message has room for all that a room may have.
+const TOLD_AT_ONCE: u64 = 1 << 20;
 
 /// One try of one receiver to read a room.
 pub(super) type Attempt = (ReceiverId, u64);
@@ -23,12 +26,9 @@ pub(super) struct Destination {
 #[derive(Debug, Clone)]
 pub(super) struct Outgoing {
     room: u64,
-    seen: Seen,
+    generation: u64,
     seq_len: u64,
-    bounds: Vec<u64>,
-    last: bool,
-    tables: Vec<Vec<i64>>,
-    aux: Option<Vec<u8>>,
+    chunks: Vec<Announced>,
     destination: Option<Destination>,
     readers: BTreeMap<u32, Reader>,
     /// Copies of its pages that this process itself makes for readers.
@@ -53,15 +53,12 @@ enum Reads {
 }
 
 impl Outgoing {
-    pub(super) fn new(room: u64, generation: u64, engine: &Engine, seq_len: u64) -> Self {
+    pub(super) fn new(room: u64, generation: u64, seq_len: u64) -> Self {
         Self {
             room,
-            seen: Seen { generation, version: 0 },
+            generation,
             seq_len,
-            bounds: Vec::new(),
-            last: false,
-            tables: chunk::empty_tables(engine, seq_len),
-            aux: None,
+            chunks: Vec::new(),
             destination: None,
             readers: BTreeMap::new(),
             copies: 0,
@@ -75,19 +72,26 @@ impl Outgoing {
         if let Some(failure) = &self.failure {
             return Err(ended(failure.to_string()));
         }
-        if self.last {
+        if self.is_whole() {
             return Err(ended("its last chunk was announced".to_owned()));
         }
-        let next = self.bounds.last().copied();
-        chunk::enter(self.room, engine, self.seq_len, next, &spec, &mut self.tables)?;
-        if next.is_none() {
-            self.bounds.push(spec.tokens.start);
+        let chunk = chunk::announced(self.room, engine, spec)?;
+        chunk::check(self.room, engine, self.seq_len, self.chunks.last(), &chunk)?;
+        self.chunks.push(chunk);
+        if self.is_unread() {
+            self.forget_pages();
         }
-        self.bounds.push(spec.tokens.end);
-        self.last = spec.last;
-        self.aux = spec.aux;
-        self.seen.version += 1;
         Ok(())
+    }
+
+    /// Whether its last chunk is announced.
+    fn is_whole(&self) -> bool {
+        self.chunks.last().is_some_and(|chunk| chunk.last)
+    }
+
+    /// Whether no rank of decode needs anything of this sender.
+    fn is_unread(&self) -> bool {
+        self.destination.as_ref().is_some_and(|known| known.readers.is_empty())
     }
 
     /// Lets a receiver's rank read. False where this is not its room: another attempt reads it.
@@ -113,21 +117,40 @@ impl Outgoing {
         true
     }
 
-    pub(super) fn state(&self) -> RoomState {
-        RoomState {
-            seen: self.seen,
+    /// What there is beyond what was seen, as much as one answer has room for.
+    pub(super) fn news(&self, seen: Option<Seen>) -> News {
+        let known = seen.filter(|seen| seen.generation == self.generation);
+        let known = known.map_or(0, |seen| usize::try_from(seen.chunks).unwrap_or(usize::MAX));
+        let mut chunks = Vec::new();
+        // Who is told of a failure needs nothing else.
+        let untold = self.chunks.iter().skip(known).filter(|_| self.failure.is_none());
+        let mut entries = 0;
+        for chunk in untold {
+            entries += chunk.entries();
+            if entries > TOLD_AT_ONCE && !chunks.is_empty() {
+                break;
+            }
+            chunks.push(chunk.clone());
+        }
+        let known = known.min(self.chunks.len()) + chunks.len();
+        News {
+            seen: self.seen(known),
             seq_len: self.seq_len,
-            bounds: self.bounds.clone(),
-            last: self.last,
-            tables: self.tables.clone(),
-            aux: self.aux.clone(),
+            chunks,
             failure: self.failure.clone(),
+        }
+    }
+
+    fn seen(&self, chunks: usize) -> Seen {
+        Seen {
+            generation: self.generation,
+            chunks: chunks as u64,
         }
     }
 
     /// Whether there is more to know than was seen.
     pub(super) fn is_news(&self, seen: Option<Seen>) -> bool {
-        seen != Some(self.seen)
+        self.failure.is_some() || seen != Some(self.seen(self.chunks.len()))
     }
 
     pub(super) fn is_read_by(&self, attempt: Attempt) -> bool {
@@ -139,14 +162,14 @@ impl Outgoing {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let room = self.room;
+        let (room, whole) = (self.room, self.is_whole());
         let reader = self.readers.values_mut().find(|reader| reader.attempt == attempt);
         match reader {
-            Some(reader) if self.seen.generation == generation && self.last => {
+            Some(reader) if self.generation == generation && whole => {
                 reader.reads = Reads::All;
                 Ok(())
             }
-            _ => Err(restarted(room, generation, self.seen.generation)),
+            _ => Err(restarted(room, generation, self.generation)),
         }
     }
 
@@ -157,7 +180,7 @@ impl Outgoing {
         }
         let mut readers = self.readers.values();
         if !readers.any(|reader| reader.attempt == attempt && reader.reads == Reads::On) {
-            return Err(restarted(self.room, 0, self.seen.generation));
+            return Err(restarted(self.room, 0, self.generation));
         }
         self.copies += 1;
         Ok(())
@@ -190,7 +213,6 @@ impl Outgoing {
     pub(super) fn fail(&mut self, failure: Failure) {
         if !self.phase().is_terminal() {
             self.failure = Some(failure);
-            self.seen.version += 1;
         }
     }
 
@@ -211,9 +233,11 @@ impl Outgoing {
         let reads = |rank| self.readers.get(rank).map(|reader| reader.reads);
         if destination.readers.iter().any(|rank| reads(rank).is_none()) {
             Phase::Bootstrapping
-        } else if self.bounds.is_empty() {
+        } else if self.is_unread() {
+            Phase::Success
+        } else if self.chunks.is_empty() {
             Phase::Waiting
-        } else if self.last && destination.readers.iter().all(|rank| reads(rank) == Some(Reads::All)) {
+        } else if self.is_whole() && destination.readers.iter().all(|rank| reads(rank) == Some(Reads::All)) {
             Phase::Success
         } else {
             Phase::Transferring
@@ -227,9 +251,21 @@ impl Outgoing {
 
     /// Without what only readers that still read need.
     pub(super) fn forget_pages(&mut self) {
-        self.tables.clear();
-        self.aux = None;
+        for chunk in &mut self.chunks {
+            chunk.pages.iter_mut().for_each(|pages| *pages = Vec::new());
+            chunk.aux = None;
+        }
     }
+}
+
+/// The room has begun anew, in a later life.
+pub(super) fn superseded(room: RoomId, newest: u64) -> Failure {
+    let RoomId { number, life } = room;
+    let message = format!("room {number}: prefill has begun life {newest} of it, and this is life {life}");
+    Failure::new(ErrorClass::Conflict, "kv.superseded", message)
+        .with("room", number)
+        .with("life", life)
+        .with("newest", newest)
 }
 
 /// The room is another one than the one that was read.
@@ -258,7 +294,7 @@ mod tests {
             engine: engine.to_bytes().into(),
             readers: Arc::new([0].into()),
         };
-        let mut room = Outgoing::new(7, 1, &engine, 4);
+        let mut room = Outgoing::new(7, 1, 4);
         let attempt = (Uuid::from_u128(1), 0);
         assert!(room.bind(0, attempt, &destination));
         room.send(&engine, ChunkSpec::new(0..4).pages("full", [1]).last())

@@ -9,10 +9,10 @@ use stagewire_core::{Capability, Failure, Peer, Record, RegionRef};
 use stagewire_kv::Engine;
 use uuid::Uuid;
 
-use super::KvError;
+use super::{KvError, RoomId};
 
 /// Version of the handle and of everything below.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 /// One life of a receiver.
 pub(crate) type ReceiverId = Uuid;
@@ -89,34 +89,33 @@ pub(super) enum Body {
         engine: Vec<u8>,
     },
     Beat,
-    /// The state of a room, once it is another one than what was seen. Makes the attempt the room's reader.
+    /// What there is of a room beyond what was seen, once there is anything. Makes the attempt the room's reader.
     Room {
-        room: u64,
+        room: RoomId,
         attempt: u64,
         seen: Option<Seen>,
     },
     /// Copies rows of a region into scratch, one after the other. Destination offsets are in the scratch.
     Gather {
-        room: u64,
+        room: RoomId,
         attempt: u64,
         region: u32,
         records: Vec<Record>,
     },
     /// Scratch is not needed any more.
     Free {
-        room: u64,
         attempt: u64,
         id: u64,
     },
     /// Everything has come. Were the pages kept until now?
     Confirm {
-        room: u64,
+        room: RoomId,
         attempt: u64,
         generation: u64,
     },
     /// The attempt reads nothing any more, and wants nothing any more.
     Leave {
-        room: u64,
+        room: RoomId,
         attempt: u64,
         failure: Failure,
         /// Prefill has ended the room itself, or this rank has told of it before. Where it does not know the attempt, it must
@@ -127,11 +126,12 @@ pub(super) enum Body {
     Bye,
 }
 
-/// Which state of a room somebody knows.
+/// What somebody knows of a room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Seen {
     pub(super) generation: u64,
-    pub(super) version: u64,
+    /// The first so many.
+    pub(super) chunks: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,7 +145,7 @@ pub(super) enum Answer {
     Gone,
     Beat,
     /// `None` where there is no such room yet, or one that others read.
-    Room(Option<RoomState>),
+    Room(Option<News>),
     Gathered {
         id: u64,
         region: RegionRef,
@@ -167,25 +167,31 @@ pub(super) struct Welcome {
     pub(super) places: Vec<(u32, u64, u64)>,
 }
 
-/// All there is to know of a sender's room.
+/// What there is to know of a sender's room beyond what was seen; of a room that has failed, why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RoomState {
+pub(super) struct News {
+    /// What is known with it. There may be more, for which another question asks.
     pub(super) seen: Seen,
     pub(super) seq_len: u64,
-    /// Where the first chunk begins and each of them ends, in tokens. Empty where none is announced.
-    pub(super) bounds: Vec<u64>,
-    /// The last of them is the last of all.
-    pub(super) last: bool,
-    /// The page of each logical page, for each component, -1 where none is announced.
-    pub(super) tables: Vec<Vec<i64>>,
-    pub(super) aux: Option<Vec<u8>>,
+    /// The last of those that are known with it.
+    pub(super) chunks: Vec<Announced>,
     pub(super) failure: Option<Failure>,
 }
 
-impl RoomState {
-    /// The chunks that are announced, in tokens.
-    pub(super) fn chunks(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.bounds.windows(2).map(|two| (two[0], two[1]))
+/// A chunk as it was announced.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Announced {
+    pub(super) tokens: (u64, u64),
+    /// For each component of the engine, the pages that it has of these tokens.
+    pub(super) pages: Vec<Vec<i64>>,
+    pub(super) last: bool,
+    pub(super) aux: Option<Vec<u8>>,
+}
+
+impl Announced {
+    /// Entries of page tables, and as much again as one of them for what else there is.
+    pub(super) fn entries(&self) -> u64 {
+        self.pages.iter().map(|pages| pages.len() as u64).sum::<u64>() + 8
     }
 }
 

@@ -24,7 +24,7 @@ use super::chunk;
 use super::incoming::{Incoming, Needs};
 use super::protocol::ReceiverId;
 use super::sender::within;
-use super::{CacheMemory, Heartbeat, KvError, SenderHandle};
+use super::{CacheMemory, Heartbeat, KvError, RoomId, SenderHandle};
 use crate::Connector;
 use crate::connector::Shared;
 
@@ -47,8 +47,8 @@ pub struct ReceiverOptions {
 /// What a receiver is to get.
 #[derive(Debug, Clone)]
 pub struct RoomSpec {
-    /// Its number, the same at prefill.
-    pub room: u64,
+    /// Its number and life, the same at prefill.
+    pub room: RoomId,
     /// All of prefill's ranks that open this room. Those that this rank needs nothing of may be left out where all ranks of
     /// prefill are needed by some rank of decode.
     pub senders: Vec<SenderHandle>,
@@ -66,9 +66,9 @@ pub struct RoomSpec {
 
 impl RoomSpec {
     /// Whole pages, no prefix, within a minute.
-    pub fn new(room: u64, senders: impl Into<Vec<SenderHandle>>, seq_len: u64) -> Self {
+    pub fn new(room: impl Into<RoomId>, senders: impl Into<Vec<SenderHandle>>, seq_len: u64) -> Self {
         Self {
-            room,
+            room: room.into(),
             senders: senders.into(),
             seq_len,
             pages: BTreeMap::new(),
@@ -220,7 +220,7 @@ impl Receiver {
         if inner.shared.is_closed() {
             return Err(KvError::Closed);
         }
-        let room = spec.room;
+        let room = spec.room.number;
         let first = spec.senders.first().ok_or(KvError::Writers {
             room,
             rank: inner.me.rank,
@@ -235,7 +235,8 @@ impl Receiver {
         let sources = by_rank.filter(|(rank, _)| needed.contains(rank) || inner.tells(&pair, *rank));
         let sources: BTreeMap<u32, Arc<Source>> = sources.map(|(rank, handle)| (rank, inner.source(handle))).collect();
         let writers = needed.iter().map(|&rank| (rank, inner.needs(&pair, rank, &spec)));
-        let incoming = Incoming::new(room, spec.seq_len, writers.collect());
+        let prefill = Arc::new(pair.prefill().clone());
+        let incoming = Incoming::new(room, spec.seq_len, prefill, writers.collect());
         let attempt = inner.attempts.fetch_add(1, Ordering::Relaxed);
         let running = Running::new(Arc::clone(inner), pair, spec, attempt, sources, incoming);
         Ok(running.start(lease))
@@ -273,7 +274,7 @@ impl Inner {
 
     /// What does not depend on page tables.
     fn check(&self, spec: &RoomSpec, pair: &Pair) -> Result<(), KvError> {
-        let room = spec.room;
+        let room = spec.room.number;
         let given: BTreeSet<u32> = spec.senders.iter().map(|handle| handle.rank).collect();
         let engine = spec.senders.first().map(|handle| &handle.engine);
         if given.len() != spec.senders.len() || spec.senders.iter().any(|handle| Some(&handle.engine) != engine) {

@@ -2,25 +2,26 @@
 
 mod gather;
 mod known;
-mod room;
-mod rooms;
+pub(super) mod room;
+pub(super) mod rooms;
 #[cfg(test)]
 mod tests;
 
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use stagewire_core::{Capability, Classify, Failure};
 use stagewire_kv::{Engine, handshake};
 use stagewire_transfer::{Memory, Region, RegisterOptions, Transport};
-use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::cache::{self, Buffers};
 use super::failure;
-use super::outgoing::{Attempt, Destination, Outgoing, restarted};
+use super::outgoing::{Attempt, Destination, Outgoing, restarted, superseded};
 use super::protocol::{Answer, Body, ReceiverId, Seen, Welcome};
-use super::{CacheMemory, Heartbeat, KvError, SenderHandle, chunk};
+use super::{CacheMemory, Heartbeat, KvError, RoomId, SenderHandle, chunk};
 use crate::Connector;
 use crate::connector::Shared;
 
@@ -30,7 +31,7 @@ pub(super) use room::shown;
 use gather::Scratch;
 use known::Receivers;
 use room::Cell;
-use rooms::Rooms;
+use rooms::{Found, Rooms};
 
 /// How long a question about a room is kept when there is nothing new to say.
 const HOLD: Duration = Duration::from_secs(10);
@@ -84,7 +85,7 @@ pub(crate) struct Inner {
     rooms: Mutex<Rooms>,
     receivers: Receivers,
     /// How many rooms were ever opened.
-    opened: watch::Sender<u64>,
+    generations: AtomicU64,
     shared: Arc<Shared>,
 }
 
@@ -154,7 +155,7 @@ impl Sender {
             scratch: Scratch::default(),
             rooms: Mutex::default(),
             receivers: Receivers::default(),
-            opened: watch::Sender::new(0),
+            generations: AtomicU64::new(0),
             shared,
         });
         inner.shared.holder().kv.enter(id, &inner);
@@ -178,21 +179,17 @@ impl Sender {
     }
 
     /// Opens a room for a prompt of `seq_len` tokens, without the one that prefill samples. It fails where not every reader
-    /// has everything within `deadline`.
+    /// has everything within `deadline`. Rooms of earlier lives of the number fail, and who still asks for one is told.
     ///
     /// # Errors
-    /// [`KvError::RoomOpen`] while a room of this number has not ended, [`KvError::Tokens`] where the sequence is too long,
-    /// [`KvError::Closed`].
-    pub fn room(&self, room: u64, seq_len: u64, deadline: Duration) -> Result<SenderRoom, KvError> {
-        chunk::check_len(room, &self.inner.engine, seq_len)?;
-        let cell = {
-            let mut rooms = self.inner.rooms();
-            let generation = self.inner.opened.borrow().wrapping_add(1);
-            let outgoing = Outgoing::new(room, generation, &self.inner.engine, seq_len);
-            let cell = rooms.open(room, outgoing)?;
-            self.inner.opened.send_replace(generation);
-            cell
-        };
+    /// [`KvError::RoomOpen`] while this very room has not ended, [`KvError::Superseded`] where a later life of it has begun,
+    /// [`KvError::Tokens`] where the sequence is too long, [`KvError::Closed`].
+    pub fn room(&self, room: impl Into<RoomId>, seq_len: u64, deadline: Duration) -> Result<SenderRoom, KvError> {
+        let id = room.into();
+        chunk::check_len(id.number, &self.inner.engine, seq_len)?;
+        let generation = self.inner.generations.fetch_add(1, Ordering::Relaxed) + 1;
+        let outgoing = Outgoing::new(id.number, generation, seq_len);
+        let cell = self.inner.rooms().open(id, outgoing)?;
         let keeping = room::keep(
             Arc::downgrade(&self.inner),
             self.inner.rank,
@@ -248,11 +245,9 @@ impl Inner {
         let cells = self.rooms().close();
         let failure = failure::closed(format_args!("rank {} of prefill", self.rank));
         for cell in &cells {
-            let failure = failure::in_room(cell.room(), failure.clone());
+            let failure = failure::in_room(cell.number(), failure.clone());
             cell.change(|room| room.fail(failure));
         }
-        // Who waits for a room waits for nothing.
-        self.opened.send_modify(|_| {});
         cells
     }
 
@@ -335,59 +330,57 @@ impl Inner {
         Answer::Welcome(self.welcome.clone())
     }
 
-    async fn tell(&self, receiver: ReceiverId, room: u64, attempt: u64, seen: Option<Seen>) -> Answer {
+    async fn tell(&self, receiver: ReceiverId, room: RoomId, attempt: u64, seen: Option<Seen>) -> Answer {
         let until = tokio::time::Instant::now() + HOLD;
+        let waiting = Arc::clone(self.rooms().waiting(room));
         loop {
-            let mut opened = self.opened.subscribe();
+            let mut opened = pin!(waiting.notified());
+            opened.as_mut().enable();
             let (rank, destination) = match self.receivers.reader(receiver, attempt) {
                 known::Reader::Unknown => return Answer::Stranger,
                 known::Reader::Left => return Answer::Left,
                 known::Reader::Reads { rank, destination } => (rank, destination),
             };
             let attempt = (receiver, attempt);
-            let cell = match seen {
-                None => self.rooms().of(room, attempt),
+            let found = match (self.rooms().find(room, attempt), seen) {
+                (Found::Superseded(newest), _) => return Answer::Refused(superseded(room, newest)),
+                (Found::Room(cell), Some(_)) if cell.is_read_by(attempt) => Some(cell),
                 // The room that it has seen is forgotten; one that was opened since is another attempt's.
-                Some(Seen { generation, .. }) => match self.rooms().read_by(room, attempt) {
-                    None => return Answer::Refused(restarted(room, generation, 0)),
-                    cell => cell,
-                },
+                (_, Some(Seen { generation, .. })) => return Answer::Refused(restarted(room.number, generation, 0)),
+                (Found::Room(cell), None) => Some(cell),
+                (Found::NotYet, None) => None,
             };
-            let cell = cell.filter(|cell| cell.bind(rank, attempt, &destination));
-            let Some(cell) = cell else {
+            let Some(cell) = found.filter(|cell| cell.bind(rank, attempt, &destination)) else {
                 if self.rooms().is_closed() {
                     return Answer::Gone;
                 }
-                if tokio::time::timeout_at(until, opened.changed()).await.is_err() {
+                if tokio::time::timeout_at(until, opened).await.is_err() {
                     return Answer::Room(None);
                 }
                 continue;
             };
             // It may have let go since it was looked up, and must not be waited for then.
             if matches!(self.receivers.reader(receiver, attempt.1), known::Reader::Left) {
-                let failure = failure::dropped(cell.room(), format_args!("rank {rank} of decode"));
+                let failure = failure::dropped(cell.number(), format_args!("rank {rank} of decode"));
                 cell.change(|room| room.leave(attempt, failure));
                 return Answer::Left;
             }
             let mut states = cell.subscribe();
             let news = states.wait_for(|room| room.is_news(seen));
-            let news = tokio::time::timeout_at(until, news).await;
-            let state = match news {
-                Ok(Ok(room)) => room.state(),
-                _ => cell.state(),
-            };
-            return Answer::Room(Some(state));
+            // Once its time is over, that there is nothing.
+            let _ = tokio::time::timeout_at(until, news).await;
+            let news = states.borrow().news(seen);
+            return Answer::Room(Some(news));
         }
     }
 
     /// Also who has given up before it had asked for the room was to read it: that room must not wait for it.
-    fn leave(&self, room: u64, attempt: Attempt, failure: Failure, told: bool) {
+    fn leave(&self, room: RoomId, attempt: Attempt, failure: Failure, told: bool) {
         let reader = self.receivers.reader(attempt.0, attempt.1);
         self.receivers.leaves(attempt.0, attempt.1);
         self.scratch.free_all(|gathered| *gathered == attempt);
-        let Some(cell) = self.rooms().of(room, attempt) else {
-            return;
-        };
+        let found = self.rooms().find(room, attempt);
+        let Found::Room(cell) = found else { return };
         if let known::Reader::Reads { rank, destination } = reader
             && !told
         {
@@ -396,12 +389,12 @@ impl Inner {
         cell.change(|room| room.leave(attempt, failure));
     }
 
-    fn confirm(&self, room: u64, attempt: Attempt, generation: u64) -> Answer {
+    fn confirm(&self, room: RoomId, attempt: Attempt, generation: u64) -> Answer {
         self.scratch.free_all(|gathered| *gathered == attempt);
         let cell = self.rooms().read_by(room, attempt);
         let confirmed = match cell {
             Some(cell) => cell.change(|room| room.confirm(attempt, generation)),
-            None => Err(restarted(room, generation, 0)),
+            None => Err(restarted(room.number, generation, 0)),
         };
         confirmed.map_or_else(Answer::Refused, |()| Answer::Confirmed)
     }

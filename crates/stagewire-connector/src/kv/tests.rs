@@ -2,6 +2,7 @@
 //! that are used again as soon as they are released.
 
 mod alone;
+mod settles;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,9 +12,11 @@ use stagewire_kv::{Component, Engine, Geometry};
 use uuid::Uuid;
 
 use super::incoming::{Incoming, Needs, Part, Step};
-use super::outgoing::{Attempt, Destination, Outgoing};
-use super::protocol::{RoomState, Seen};
-use super::{ChunkSpec, Phase};
+use super::outgoing::{Attempt, Destination, Outgoing, restarted, superseded};
+use super::protocol::{self, News, Seen};
+use super::sender::room::Cell;
+use super::sender::rooms::{Found, Rooms};
+use super::{ChunkSpec, Phase, RoomId};
 
 const ROOM: u64 = 7;
 const WRITERS: u32 = 2;
@@ -44,18 +47,20 @@ enum Message {
     Ask {
         writer: u32,
         reader: u32,
+        room: RoomId,
         attempt: Attempt,
         seen: Option<Seen>,
     },
-    State {
+    News {
         writer: u32,
         reader: u32,
         attempt: Attempt,
-        state: RoomState,
+        news: News,
     },
     Confirm {
         writer: u32,
         reader: u32,
+        room: RoomId,
         attempt: Attempt,
         generation: u64,
     },
@@ -73,19 +78,20 @@ enum Message {
     Leave {
         writer: u32,
         reader: u32,
+        room: RoomId,
         attempt: Attempt,
         failure: Failure,
         told: bool,
     },
 }
 
-/// One rank of prefill: its pages hold (generation, logical page), and it opens the same room again and again.
+/// One rank of prefill: its pages hold (life, logical page), and it opens the same number again and again.
 struct Writer {
-    generation: u64,
-    rooms: Vec<Outgoing>,
-    /// Physical pages, in use by the newest room from `base` on.
+    rooms: Rooms,
+    /// Those that were opened, with the first physical page of each. Two may have pages.
+    opened: Vec<(Arc<Cell>, usize)>,
     memory: Vec<u64>,
-    base: usize,
+    /// Pages of the newest that are announced.
     sent: usize,
     left: BTreeSet<Attempt>,
 }
@@ -94,6 +100,7 @@ struct Writer {
 struct Reader {
     id: Uuid,
     attempt: u64,
+    life: u64,
     room: Incoming,
     /// By writer.
     memory: Vec<[u64; PAGES]>,
@@ -104,51 +111,64 @@ struct Reader {
 
 struct World {
     dice: Dice,
-    engine: Engine,
+    engine: Arc<Engine>,
     destination: Destination,
+    /// That prefill has begun last, at one rank at least.
+    life: u64,
     writers: Vec<Writer>,
     readers: Vec<Reader>,
     network: Vec<Message>,
+    /// Whether messages are lost.
+    lossy: bool,
+    ended: Ended,
+}
+
+/// Attempts, by how they ended.
+#[derive(Debug, Default)]
+struct Ended {
     succeeded: usize,
     failed: usize,
+    superseded: usize,
+    lost: usize,
 }
 
 fn aborted(who: &str) -> Failure {
     Failure::new(ErrorClass::Cancelled, "kv.aborted", who)
 }
 
-fn value(generation: u64, logical: usize) -> u64 {
-    generation << 8 | logical as u64
+fn value(life: u64, logical: usize) -> u64 {
+    life << 8 | logical as u64
 }
 
-fn incoming() -> Incoming {
+fn engine() -> Arc<Engine> {
+    let component = Component::mha("full", 1, 4, [1, 1], DType::U8);
+    Arc::new(Engine::new(Geometry::new(2, 1, vec![component])).expect("sizes"))
+}
+
+fn incoming(engine: &Arc<Engine>) -> Incoming {
     let needs = Needs {
         chunked: BTreeMap::from([(0, 0)]),
         at_last: BTreeSet::new(),
     };
-    Incoming::new(
-        ROOM,
-        PAGES as u64,
-        (0..WRITERS).map(|writer| (writer, needs.clone())).collect(),
-    )
+    let writers = (0..WRITERS).map(|writer| (writer, needs.clone()));
+    Incoming::new(ROOM, PAGES as u64, Arc::clone(engine), writers.collect())
 }
 
 impl World {
     fn new(seed: u64) -> Self {
-        let component = Component::mha("full", 1, 4, [1, 1], DType::U8);
-        let engine = Engine::new(Geometry::new(2, 1, vec![component])).expect("sizes");
+        let engine = engine();
         let writer = |_| Writer {
-            generation: 0,
-            rooms: Vec::new(),
+            rooms: Rooms::default(),
+            opened: Vec::new(),
             memory: vec![GARBAGE; 1 + 2 * PAGES],
-            base: 0,
             sent: 0,
             left: BTreeSet::new(),
         };
         let reader = |id| Reader {
             id: Uuid::from_u128(id),
             attempt: 0,
-            room: incoming(),
+            life: 0,
+            room: incoming(&engine),
             memory: vec![[GARBAGE; PAGES]; WRITERS as usize],
             pulls: BTreeMap::new(),
             released: false,
@@ -159,12 +179,13 @@ impl World {
                 engine: Arc::from([1, 2, 3]),
                 readers: Arc::new((0..READERS).collect()),
             },
-            engine,
+            life: 0,
             writers: (0..WRITERS).map(writer).collect(),
             readers: (0..u128::from(READERS)).map(reader).collect(),
+            engine,
             network: Vec::new(),
-            succeeded: 0,
-            failed: 0,
+            lossy: true,
+            ended: Ended::default(),
         }
     }
 
@@ -173,6 +194,7 @@ impl World {
             0 => self.prefill_opens(),
             1 | 2 => self.prefill_sends(),
             3 if self.dice.one_in(6) => self.somebody_aborts(),
+            3 if self.dice.one_in(12) => self.prefill_takes_a_reader_for_dead(),
             4..=6 => self.decode_acts(),
             7 => self.decode_begins_anew(),
             _ => self.network_delivers(),
@@ -180,34 +202,54 @@ impl World {
         self.copies_go_on();
     }
 
-    /// Opens the room once the one before has ended. Pages that are released are garbage at once.
+    /// A rank opens the room of the newest life, or begins the next life, whatever the other ranks and decode are at. Pages
+    /// that are released are garbage at once.
     fn prefill_opens(&mut self) {
         let at = self.dice.below(self.writers.len());
         let writer = &mut self.writers[at];
-        if writer.rooms.last().is_some_and(|room| !room.is_released()) {
-            return;
+        let newest = writer.opened.last().map(|(cell, _)| cell.id().life);
+        let over = writer.opened.last().is_none_or(|(cell, _)| cell.phase().is_terminal());
+        if newest == Some(self.life) && (over || self.dice.one_in(40)) {
+            self.life += 1;
         }
-        writer.generation += 1;
-        writer.base = 1 + PAGES * self.dice.below(2);
+        if newest != Some(self.life) {
+            self.opens(at);
+        }
+    }
+
+    fn opens(&mut self, at: usize) {
+        let writer = &mut self.writers[at];
+        writer.opened.retain(|(cell, _)| !cell.is_released());
+        let Some(base) = [1, 1 + PAGES]
+            .into_iter()
+            .find(|base| writer.opened.iter().all(|(_, taken)| taken != base))
+        else {
+            return;
+        };
+        writer.memory[base..base + PAGES].fill(GARBAGE);
         writer.sent = 0;
-        writer.memory.fill(GARBAGE);
-        let room = Outgoing::new(ROOM, writer.generation, &self.engine, PAGES as u64);
-        writer.rooms.push(room);
+        // Generations differ, and nothing else.
+        let room = Outgoing::new(ROOM, 1000 + self.life, PAGES as u64);
+        let opened = writer.rooms.open(RoomId::of_life(ROOM, self.life), room);
+        writer.opened.push((opened.expect("a later life"), base));
     }
 
     fn prefill_sends(&mut self) {
         let at = self.dice.below(self.writers.len());
         let writer = &mut self.writers[at];
-        let Some(room) = writer.rooms.last_mut() else { return };
+        let Some((cell, base)) = writer.opened.last() else {
+            return;
+        };
         let (lo, hi) = (writer.sent, writer.sent + PAGES / 2);
-        let pages: Vec<i64> = (lo..hi).map(|page| (writer.base + page) as i64).collect();
+        let pages: Vec<i64> = (lo..hi).map(|page| (base + page) as i64).collect();
         let chunk = ChunkSpec::new(lo as u64..hi as u64).pages("full", pages);
         let chunk = if hi == PAGES { chunk.last() } else { chunk };
-        if hi <= PAGES && !room.phase().is_terminal() {
+        if hi <= PAGES && !cell.phase().is_terminal() {
             for page in lo..hi {
-                writer.memory[writer.base + page] = value(writer.generation, page);
+                writer.memory[base + page] = value(cell.id().life, page);
             }
-            room.send(&self.engine, chunk).expect("the next one");
+            cell.change(|room| room.send(&self.engine, chunk))
+                .expect("the next one");
             writer.sent = hi;
         }
     }
@@ -220,19 +262,31 @@ impl World {
         }
         let at = self.dice.below(self.writers.len());
         let cut = self.dice.one_in(2);
-        if let Some(room) = self.writers[at].rooms.last_mut() {
-            room.fail(aborted("prefill"));
-            if cut && matches!(room.phase(), Phase::Failed(_)) {
-                room.cut_off();
+        if let Some((cell, _)) = self.writers[at].opened.last() {
+            cell.change(|room| room.fail(aborted("prefill")));
+            if cut && matches!(cell.phase(), Phase::Failed(_)) {
+                cell.change(Outgoing::cut_off);
             }
         }
+    }
+
+    /// It goes on as if nothing was, and has to greet anew.
+    fn prefill_takes_a_reader_for_dead(&mut self) {
+        let receiver = self.readers[self.dice.below(self.readers.len())].id;
+        let at = self.dice.below(self.writers.len());
+        let writer = &mut self.writers[at];
+        let failure = Failure::new(ErrorClass::Unavailable, "kv.silent", "it says nothing");
+        for cell in writer.rooms.cells() {
+            cell.change(|room| room.lose(receiver, &failure));
+        }
+        writer.left.retain(|attempt| attempt.0 != receiver);
     }
 
     fn decode_acts(&mut self) {
         let reader = self.dice.below(self.readers.len());
         let writer = u32::try_from(self.dice.below(self.writers.len())).expect("few");
         let me = &mut self.readers[reader];
-        let attempt = (me.id, me.attempt);
+        let (attempt, room) = ((me.id, me.attempt), RoomId::of_life(ROOM, me.life));
         let who = u32::try_from(reader).expect("few");
         if let Phase::Failed(failure) = me.room.phase() {
             // Copies end first.
@@ -241,9 +295,10 @@ impl World {
                 self.network.push(Message::Leave {
                     writer,
                     reader: who,
+                    room,
                     attempt,
                     failure,
-                    told: me.room.is_told(),
+                    told: me.room.is_told() || me.room.seen(writer).is_some(),
                 });
             }
             return;
@@ -251,6 +306,7 @@ impl World {
         self.network.push(Message::Ask {
             writer,
             reader: who,
+            room,
             attempt,
             seen: me.room.seen(writer),
         });
@@ -261,6 +317,7 @@ impl World {
             Step::Confirm { generation } => self.network.push(Message::Confirm {
                 writer,
                 reader: who,
+                room,
                 attempt,
                 generation,
             }),
@@ -268,17 +325,33 @@ impl World {
         }
     }
 
-    /// Another attempt at the same room, into the same pages, once the one before is released.
+    /// Another attempt, into the same pages, once the one before is released: at what prefill has begun last, or at what it
+    /// has begun before, or not yet.
     fn decode_begins_anew(&mut self) {
         let at = self.dice.below(self.readers.len());
         let me = &mut self.readers[at];
         match me.room.phase() {
-            Phase::Success => self.succeeded += 1,
-            Phase::Failed(_) if me.released => self.failed += 1,
+            Phase::Success => self.ended.succeeded += 1,
+            Phase::Failed(failure) if me.released => match failure.reason.as_str() {
+                "kv.superseded" => self.ended.superseded += 1,
+                "kv.silent" => self.ended.lost += 1,
+                _ => self.ended.failed += 1,
+            },
             _ => return,
         }
+        let life = match self.dice.below(8) {
+            0 => self.life.saturating_sub(1),
+            1 => self.life + 1,
+            _ => self.life,
+        };
+        self.begins(at, life);
+    }
+
+    fn begins(&mut self, at: usize, life: u64) {
+        let me = &mut self.readers[at];
         me.attempt += 1;
-        me.room = incoming();
+        me.life = life;
+        me.room = incoming(&self.engine);
         me.memory.fill([GARBAGE; PAGES]);
         me.released = false;
         assert!(me.pulls.is_empty(), "a copy goes on into pages that were released");
@@ -314,7 +387,7 @@ impl World {
         }
         let at = self.dice.below(self.network.len());
         let message = match self.dice.below(8) {
-            0 => {
+            0 if self.lossy => {
                 self.network.swap_remove(at);
                 return;
             }
@@ -325,61 +398,45 @@ impl World {
             Message::Ask {
                 writer,
                 reader,
+                room,
                 attempt,
                 seen,
-            } => {
-                let from = &mut self.writers[writer as usize];
-                if from.left.contains(&attempt) {
-                    return;
-                }
-                let read = from.rooms.iter().position(|room| room.is_read_by(attempt));
-                let newest = from.rooms.len().checked_sub(1);
-                let Some(room) = read.or(newest) else { return };
-                let room = &mut from.rooms[room];
-                if room.bind(reader, attempt, &self.destination) && room.is_news(seen) {
-                    let state = room.state();
-                    self.network.push(Message::State {
-                        writer,
-                        reader,
-                        attempt,
-                        state,
-                    });
-                }
-            }
-            Message::State {
+            } => self.asked(writer, reader, room, attempt, seen),
+            Message::News {
                 writer,
                 reader,
                 attempt,
-                state,
+                news,
             } => {
                 let me = &mut self.readers[reader as usize];
                 if attempt == (me.id, me.attempt) {
-                    me.room.heard(writer, state);
+                    me.room.heard(writer, news);
                 }
             }
             Message::Confirm {
                 writer,
                 reader,
+                room,
                 attempt,
                 generation,
             } => {
-                let mut rooms = self.writers[writer as usize].rooms.iter_mut();
-                let Some(room) = rooms.find(|room| room.is_read_by(attempt)) else {
+                let Some(cell) = self.writers[writer as usize].rooms.read_by(room, attempt) else {
                     return;
                 };
-                self.network.push(match room.confirm(attempt, generation) {
-                    Ok(()) => Message::Confirmed {
-                        writer,
-                        reader,
-                        attempt,
-                        generation,
-                    },
-                    Err(failure) => Message::Refused {
-                        reader,
-                        attempt,
-                        failure,
-                    },
-                });
+                self.network
+                    .push(match cell.change(|room| room.confirm(attempt, generation)) {
+                        Ok(()) => Message::Confirmed {
+                            writer,
+                            reader,
+                            attempt,
+                            generation,
+                        },
+                        Err(failure) => Message::Refused {
+                            reader,
+                            attempt,
+                            failure,
+                        },
+                    });
             }
             Message::Confirmed {
                 writer,
@@ -406,58 +463,93 @@ impl World {
             Message::Leave {
                 writer,
                 reader,
+                room,
                 attempt,
                 failure,
                 told,
             } => {
                 let from = &mut self.writers[writer as usize];
                 let first = from.left.insert(attempt);
-                let read = from.rooms.iter().position(|room| room.is_read_by(attempt));
-                let newest = from.rooms.len().checked_sub(1);
-                if let Some(room) = read.or(newest) {
+                if let Found::Room(cell) = from.rooms.find(room, attempt) {
                     if first && !told {
-                        from.rooms[room].bind(reader, attempt, &self.destination);
+                        cell.bind(reader, attempt, &self.destination);
                     }
-                    from.rooms[room].leave(attempt, failure);
+                    cell.change(|room| room.leave(attempt, failure));
                 }
             }
         }
     }
 
-    /// A room that has succeeded holds, of each writer, all pages of one and the same room.
+    fn asked(&mut self, writer: u32, reader: u32, room: RoomId, attempt: Attempt, seen: Option<Seen>) {
+        let from = &mut self.writers[writer as usize];
+        if from.left.contains(&attempt) {
+            return;
+        }
+        let refused = |failure| Message::Refused {
+            reader,
+            attempt,
+            failure,
+        };
+        let answer = match from.rooms.find(room, attempt) {
+            Found::Superseded(newest) => refused(superseded(room, newest)),
+            Found::Room(cell) if seen.is_some() && !cell.is_read_by(attempt) => refused(restarted(ROOM, 0, 0)),
+            Found::Room(cell) if cell.bind(reader, attempt, &self.destination) => {
+                let states = cell.subscribe();
+                let state = states.borrow();
+                if !state.is_news(seen) {
+                    return;
+                }
+                Message::News {
+                    writer,
+                    reader,
+                    attempt,
+                    news: state.news(seen),
+                }
+            }
+            _ => return,
+        };
+        self.network.push(answer);
+    }
+
+    /// A room that has succeeded holds, of each writer, all pages of the life that was asked for.
     fn check(&self, reader: usize) {
         let me = &self.readers[reader];
         if me.room.phase() != Phase::Success {
             return;
         }
-        for (writer, pages) in (0..).zip(&me.memory) {
-            let generation = me.room.seen(writer).expect("heard of").generation;
+        for (writer, pages) in me.memory.iter().enumerate() {
             for (logical, &found) in pages.iter().enumerate() {
-                let wanted = value(generation, logical);
-                assert_eq!(
-                    found, wanted,
-                    "page {logical} of writer {writer}, generation {generation}"
-                );
+                let (life, wanted) = (me.life, value(me.life, logical));
+                assert_eq!(found, wanted, "page {logical} of writer {writer}, life {life}");
             }
         }
     }
 }
 
-/// Ten thousand with `make soak`, a fifth of that otherwise, which takes two seconds.
+/// Ten thousand with `make soak`, a fifth of that otherwise, which takes some seconds.
 #[test]
 fn no_interleaving_of_aborts_and_reused_pages_takes_a_wrong_byte() {
     let full = std::env::var_os("STAGEWIRE_SOAK").is_some();
-    let (mut succeeded, mut failed) = (0, 0);
+    let mut all = Ended::default();
     for seed in 0..if full { 10_000 } else { 2_000 } {
         let mut world = World::new(seed);
         for _ in 0..800 {
             world.step();
         }
-        succeeded += world.succeeded;
-        failed += world.failed;
+        all.succeeded += world.ended.succeeded;
+        all.failed += world.ended.failed;
+        all.superseded += world.ended.superseded;
+        all.lost += world.ended.lost;
+        world.settles(seed);
     }
+    let Ended {
+        succeeded,
+        failed,
+        superseded,
+        lost,
+    } = all;
     assert!(
-        succeeded > 100 && failed > 100,
-        "{succeeded} succeeded, {failed} failed"
+        [succeeded, failed, superseded, lost].iter().all(|count| *count > 100),
+        "{all:?}"
     );
 }

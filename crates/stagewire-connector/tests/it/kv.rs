@@ -1,10 +1,12 @@
 //! Caches handed over from prefill to decode.
 
 mod leaving;
+mod lives;
 mod odd;
 mod packing;
 mod pages;
 mod peers;
+mod redundant;
 mod rooms;
 mod second;
 mod sides;

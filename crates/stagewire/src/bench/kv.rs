@@ -5,6 +5,8 @@
 //! the peers' do, in a process of its own that runs meanwhile; that it plans the same is checked.
 
 mod moves;
+mod prefill;
+mod rooms;
 mod wheels;
 
 use std::collections::BTreeSet;
@@ -21,6 +23,8 @@ use super::peers::{self, Driver};
 use super::report::{Case, Goal, Report, Target, Unit};
 use super::stats::Pairs;
 use crate::exit::Fault;
+
+pub(super) use prefill::serve;
 
 const TOKENS: u64 = 8192;
 const PAGES: i64 = 128;
@@ -60,6 +64,7 @@ pub(super) async fn run(options: &Options) -> Result<Report, Fault> {
     bench.counts(&one_run, "<= 288", 288.0)?;
     bench.counts(&fragmented, "<= 18720", 18_720.0)?;
     bench.moves().await?;
+    bench.rooms().await?;
     bench.wheels().await?;
     bench.report.of(options.only.as_deref(), bench.offered)
 }

@@ -173,3 +173,162 @@ fn wrong_files_and_rooms_are_usage_errors() {
         "{stderr}"
     );
 }
+
+/// One component, with what is special about it.
+fn component(name: &str, special: &str) -> String {
+    let usual = [
+        "layers = 4",
+        "kv-heads = 8",
+        "k-dim = 64",
+        "v-dim = 64",
+        "dtype = \"bfloat16\"",
+    ];
+    let key = |line: &str| line.split(' ').next().unwrap().to_owned();
+    let special: Vec<&str> = special.split(", ").filter(|line| !line.is_empty()).collect();
+    let kept = usual
+        .iter()
+        .filter(|line| special.iter().all(|other| key(other) != key(line)));
+    let lines: Vec<&str> = kept.copied().chain(special.iter().copied()).collect();
+    format!("{{ name = \"{name}\", {} }}", lines.join(", "))
+}
+
+/// A geometry whose sides have components, sizes and whatever else of their own.
+fn sides(sides: [(&[String], u32, &str); 2]) -> String {
+    let side = |name: &str, (components, tp, more): (&[String], u32, &str)| {
+        let page = if more.contains("page-size") {
+            ""
+        } else {
+            "page-size = 64\n"
+        };
+        let components = components.join(", ");
+        format!("[{name}]\ntp-size = {tp}\n{page}{more}\ncomponents = [{components}]\n")
+    };
+    let [prefill, decode] = sides;
+    side("prefill", prefill) + &side("decode", decode)
+}
+
+/// What every row of the table of refusals says, for both commands: nothing but the error, with both sides' values.
+#[test]
+fn everything_that_cannot_work_is_refused_with_both_values() {
+    let full = || component("full", "");
+    let swa = || component("swa", "window = 127");
+    let with = |special: &str| component("full", special);
+    let both = |components: &[String], sizes: [u32; 2]| sides(sizes.map(|tp| (components, tp, "")));
+    let differ = |one: String, other: String| sides([(&[one], 2, ""), (&[other], 2, "")]);
+    let sized = |one: &str, other: &str| sides([(&[full()], 1, one), (&[full()], 1, other)]);
+    let stages = |components: &[String]| sides([(components, 1, "pp-size = 2"), (components, 4, "")]);
+    let refused = [
+        (sized("page-size = 64", "page-size = 32"), "kv.page_size", ["64", "32"]),
+        (
+            differ(full(), with("dtype = \"float8_e4m3fn\"")),
+            "kv.dtype",
+            ["bfloat16", "float8_e4m3fn"],
+        ),
+        (stages(&[full(), swa()]), "kv.state_pipeline", ["2", "1"]),
+        (
+            both(&[with("layout = \"page_major\"")], [1, 4]),
+            "kv.layout_tp",
+            ["1", "4"],
+        ),
+        (
+            both(&[with("layout = \"page_major\", window = 127")], [1, 4]),
+            "kv.layout_tp",
+            ["1", "4"],
+        ),
+        (
+            both(&[with("layout = \"vectorized_5d\"")], [1, 4]),
+            "kv.layout_tp",
+            ["1", "4"],
+        ),
+        (
+            both(
+                &[full(), component("swa", "window = 127, layout = \"vectorized_5d\"")],
+                [4, 1],
+            ),
+            "kv.layout_tp",
+            ["4", "1"],
+        ),
+        (
+            differ(full(), with("layout = \"vectorized_5d\"")),
+            "kv.layout",
+            ["nhd", "vectorized_5d"],
+        ),
+        (differ(with("layout = \"hnd\""), full()), "kv.layout", ["hnd", "nhd"]),
+        (
+            both(
+                &[with("kind = \"block_scale\", dtype = \"uint8\", scales = 32")],
+                [2, 1],
+            ),
+            "kv.block_scale",
+            ["2", "1"],
+        ),
+        (
+            both(
+                &[
+                    full(),
+                    component(
+                        "scales",
+                        "kind = \"block_scale\", dtype = \"uint8\", scales = 32, window = 127",
+                    ),
+                ],
+                [1, 2],
+            ),
+            "kv.block_scale",
+            ["1", "2"],
+        ),
+        (both(&[with("kind = \"dsa\"")], [2, 1]), "kv.state", ["2", "1"]),
+        (both(&[with("kind = \"mamba\"")], [2, 1]), "kv.state", ["2", "1"]),
+        (
+            sides([
+                (&[with("kind = \"dsa\"")], 1, "pp-size = 2"),
+                (&[with("kind = \"dsa\"")], 1, ""),
+            ]),
+            "kv.state_pipeline",
+            ["2", "1"],
+        ),
+        (sized("pp-size = 4", "pp-size = 2"), "kv.pipeline", ["4", "2"]),
+        (sized("pp-size = 3", ""), "kv.pipeline_split", ["3", "1"]),
+        (sized("", "cp-size = 2"), "kv.context", ["1", "2"]),
+        (both(&[with("kv-heads = 6")], [4, 2]), "kv.head_split", ["4", "2"]),
+        (both(&[with("kv-heads = 6")], [2, 4]), "kv.head_split", ["2", "4"]),
+        (
+            sides([(&[full(), swa()], 1, ""), (&[swa(), full()], 1, "")]),
+            "kv.components",
+            ["full (mha), swa (mha)", "swa (mha), full (mha)"],
+        ),
+        (differ(full(), with("kv-heads = 4")), "kv.model", ["8", "4"]),
+        (differ(full(), with("layers = 5")), "kv.layers", ["0 to 3", "0 to 4"]),
+    ];
+    let world = World::new();
+    for (text, reason, values) in &refused {
+        for (command, more) in [("check", &[][..]), ("plan", &["--seq-len", "300"])] {
+            let (code, stdout, stderr) = run(&world, command, text, more);
+            assert_eq!((code, stdout.as_str()), (1, ""), "{command}: {stderr}\n{text}");
+            assert!(
+                stderr.ends_with(&format!("[unsupported: {reason}]\n")),
+                "{stderr}\n{text}"
+            );
+            for value in values {
+                assert!(stderr.contains(value), "{value}: {stderr}");
+            }
+        }
+    }
+    let mxfp8 = || with("scales = 32, dtype = \"float8_e4m3fn\"");
+    let latent = || component("latent", "kind = \"mla\", kv-heads = 1, k-dim = 576, v-dim = 0");
+    let accepted = [
+        both(&[full(), swa()], [1, 4]),
+        both(&[full(), swa()], [4, 1]),
+        both(&[mxfp8()], [2, 2]),
+        both(&[latent()], [8, 2]),
+        both(&[with("layout = \"hnd\"")], [1, 4]),
+        both(&[with("kv-heads = 6")], [2, 3]),
+        both(&[with("k-dim = 192, v-dim = 128")], [1, 4]),
+        sized("num-pages = { full = 100 }", "num-pages = { full = 50 }"),
+    ];
+    for text in &accepted {
+        for (command, more) in [("check", &[][..]), ("plan", &["--seq-len", "300"])] {
+            let (code, _, stderr) = run(&world, command, text, more);
+            assert_eq!((code, stderr.as_str()), (0, ""), "{command}\n{text}");
+        }
+    }
+}

@@ -94,6 +94,7 @@ class BaseReceiver(Rank[KvReceiver], abc.ABC, Generic[_Room]):
         pages: Pages,
         prefix: Mapping[str, int] | None = None,
         exact_window: bool = False,
+        life: int = 0,
         deadline: float = 60.0,
     ) -> _Room:
         """Opens a room, and reads whatever prefill announces into its pages. Returns at once.
@@ -108,6 +109,7 @@ class BaseReceiver(Rank[KvReceiver], abc.ABC, Generic[_Room]):
             pages: For each component the page of each logical page of the sequence, -1 where none is needed.
             prefix: Tokens that are here already, whole pages. Of a window, only if its pages were kept.
             exact_window: Read the needed tokens only, in every component, not the rest of their pages.
+            life: The same as at prefill.
             deadline: Seconds after which it fails.
 
         Raises:
@@ -119,6 +121,7 @@ class BaseReceiver(Rank[KvReceiver], abc.ABC, Generic[_Room]):
         try:
             native = self._native.room(
                 number,
+                size("life", life, MOST_WIDE, reason="argument.type"),
                 [data("senders", handle) for handle in ordered("senders", senders)],
                 size("seq_len", seq_len, MOST_WIDE, reason="kv.tokens"),
                 tables("pages", pages),

@@ -93,20 +93,24 @@ class BaseSender(Rank[KvSender], abc.ABC, Generic[_Room]):
         """What decode opens its rooms with. It is a secret: whoever has it can read the pages that are announced."""
         return self._native.handle
 
-    def room(self, room: int, seq_len: int, *, deadline: float = 60.0) -> _Room:
+    def room(self, room: int, seq_len: int, *, life: int = 0, deadline: float = 60.0) -> _Room:
         """Opens a room.
 
         Args:
-            room: Its number, which decode has, too. It may be used again once the room has ended.
+            room: Its number, which decode has, too. It may be used again once both sides have ended the room, and at
+                once in a later life.
             seq_len: Tokens of the prompt, without the one that prefill samples.
+            life: How often prefill has begun this room anew. Rooms of earlier lives fail (``kv.superseded``).
             deadline: Seconds after which it fails where not every rank of decode has what it needs.
 
         Raises:
-            Conflict: A room of this number has not ended (``kv.room_open``).
+            Conflict: This very room has not ended (``kv.room_open``), or a later life of it has begun
+                (``kv.superseded``).
         """
         number = size("room", room, MOST_WIDE, reason="argument.type")
+        begun = size("life", life, MOST_WIDE, reason="argument.type")
         tokens = size("seq_len", seq_len, MOST_WIDE, reason="kv.tokens")
-        return self._made(number, self._native.room(number, tokens, seconds("deadline", deadline)))
+        return self._made(number, self._native.room(number, begun, tokens, seconds("deadline", deadline)))
 
     @abc.abstractmethod
     def _made(self, number: int, native: KvSenderRoom) -> _Room:

@@ -58,7 +58,7 @@ impl Leases {
             for page in pages.filter(|&page| buffers.has_page(index, page)) {
                 match held.pages.entry((index, page)) {
                     btree_map::Entry::Vacant(free) => {
-                        free.insert(spec.room);
+                        free.insert(spec.room.number);
                         taken.entry(index).or_default().push(page);
                     }
                     // Twice in one table: the plan says what is wrong.
@@ -67,7 +67,7 @@ impl Leases {
                         let by = *other.get();
                         held.give_back(&taken);
                         return Err(KvError::PageInUse {
-                            room: spec.room,
+                            room: spec.room.number,
                             component: component.name.clone(),
                             page: page.cast_signed(),
                             by,

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use stagewire_core::{Failure, Record};
+use stagewire_core::{Device, Failure, Record};
 use stagewire_transfer::{Memory, Pinned, Target, TransferError, TransferOptions};
 
 use super::super::protocol::{Answer, Body};
 use super::room::Running;
-use super::source::{Source, Up, transfer_failed};
+use super::source::{Source, Up};
 
 /// Bytes that go through scratch at a time, unless they are one record's.
 const SCRATCH: u64 = 16 << 20;
@@ -54,7 +54,7 @@ pub(super) async fn pull(
     let pinned = &up.region(source, region, room.left()).await?.pinned;
     let rows = async |records: &[Record]| {
         let pulled = pinned.pull(records, target, options.clone()).await;
-        pulled.map_err(|error| transfer_failed(error, source))
+        pulled.map_err(|error| source.failed(up, error))
     };
     if !sides.rest.is_empty() {
         rows(&sides.rest).await?;
@@ -63,10 +63,10 @@ pub(super) async fn pull(
     let there = portions(&sides.gather).map(|records| (records, true));
     for (records, is_there) in here.chain(there) {
         let packed = if is_there {
-            gather(room, source, region, records, target, options).await?
+            gather(room, (source, up), region, records, target, options).await?
         } else {
             let scattered = scatter(room, pinned, records, target, options).await;
-            scattered.map_err(|error| transfer_failed(error, source))?
+            scattered.map_err(|error| source.failed(up, error))?
         };
         if packed {
             let nbytes = records.iter().map(Record::nbytes).sum();
@@ -101,6 +101,9 @@ async fn scatter(
     target: &Target,
     options: &TransferOptions,
 ) -> Result<bool, TransferError> {
+    if target.device() != Device::Cpu {
+        return Ok(false);
+    }
     let nbytes = records.iter().map(Record::nbytes).sum();
     let Ok(scratch) = room.inner.shared.host().arena().allocate(nbytes) else {
         return Ok(false);
@@ -128,7 +131,7 @@ async fn scatter(
 /// Has the sender gather rows into scratch there, and pulls them as runs. False where it has no scratch.
 async fn gather(
     room: &Running,
-    source: &Source,
+    (source, up): (&Source, &Arc<Up>),
     region: usize,
     records: &[Record],
     target: &Target,
@@ -144,9 +147,9 @@ async fn gather(
         runs.push(Record::contiguous(at, record.dst_offset, record.nbytes()));
         at += record.nbytes();
     }
-    let (number, attempt) = (room.spec.room, room.attempt);
+    let attempt = room.attempt;
     let body = Body::Gather {
-        room: number,
+        room: room.spec.room,
         attempt,
         region: u32::try_from(region).unwrap_or(u32::MAX),
         records: rows,
@@ -159,14 +162,10 @@ async fn gather(
     let pinned = source.pin(&scratch, room.left()).await?;
     let pulled = pinned.pinned.pull(&runs, target, options.clone()).await;
     drop(pinned);
-    let body = Body::Free {
-        room: number,
-        attempt,
-        id,
-    };
+    let body = Body::Free { attempt, id };
     // Where it is not heard, the scratch goes with the attempt.
     let freed = source.ask(&body).await;
-    pulled.map_err(|error| transfer_failed(error, source))?;
+    pulled.map_err(|error| source.failed(up, error))?;
     freed.map(|_| true)
 }
 

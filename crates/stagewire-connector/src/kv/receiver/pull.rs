@@ -12,7 +12,7 @@ use super::super::cache::CachePlace;
 use super::super::incoming::Part;
 use super::pack;
 use super::room::Running;
-use super::source::{Source, Up, transfer_failed};
+use super::source::{Source, Up};
 
 /// Rows of one pull at most. More would only make the list longer that is checked at once.
 const ROWS: u64 = 1 << 16;
@@ -35,7 +35,7 @@ pub(super) async fn pull(
     rank: u32,
     source: &Source,
     part: &Part,
-    tables: &[Vec<i64>],
+    tables: &[Arc<Vec<i64>>],
 ) -> Result<u64, Failure> {
     let up = source.up().await?;
     let batches = plan(room, rank, &up, part, tables)?;
@@ -46,14 +46,12 @@ pub(super) async fn pull(
             let left = room.left();
             let held = up.region(source, region, left).await?;
             let options = TransferOptions { deadline: Some(left) };
-            let pulled = if held.strided {
+            if held.strided {
                 let pulled = held.pinned.pull(&batch.records, target, options).await;
-                pulled.map_err(|error| transfer_failed(error, source))
+                pulled.map_err(|error| source.failed(up, error))
             } else {
                 pack::pull(room, (source, up), region, &batch.records, target, &options).await
-            };
-            // What was pinned may be gone with its connection; the next room must not find it.
-            pulled.inspect_err(|_| source.regreet(up))
+            }
         }
     });
     let pulls = futures::stream::iter(pulls).buffer_unordered(AT_A_TIME);
@@ -63,7 +61,7 @@ pub(super) async fn pull(
 
 type Batches = Vec<((usize, usize), Batch)>;
 
-fn plan(room: &Running, rank: u32, up: &Arc<Up>, part: &Part, tables: &[Vec<i64>]) -> Result<Batches, Failure> {
+fn plan(room: &Running, rank: u32, up: &Arc<Up>, part: &Part, tables: &[Arc<Vec<i64>>]) -> Result<Batches, Failure> {
     let (inner, spec) = (&room.inner, &room.spec);
     let components = &inner.engine.geometry().components;
     let mut request = PlanRequest::new(rank, inner.me.rank, spec.seq_len);

@@ -2,12 +2,13 @@
 mod tests;
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::future::join_all;
+use futures::future::{join_all, maybe_done};
 use futures::stream::FuturesUnordered;
 use stagewire_core::Failure;
 use stagewire_kv::Pair;
@@ -17,7 +18,7 @@ use tokio::time::Instant;
 use super::super::incoming::{Incoming, Step};
 use super::super::protocol::{Answer, Body};
 use super::super::sender::shown;
-use super::super::{Phase, failure};
+use super::super::{Phase, RoomId, failure};
 use super::leases::Lease;
 use super::source::Source;
 use super::{Inner, RoomSpec, pull};
@@ -143,12 +144,12 @@ impl Running {
             // Nothing can be reached then, and that is why.
             return self.change(|state| state.fail(self.closed()));
         }
-        let failure = failure::in_room(self.spec.room, failure).with("src_rank", rank);
+        let failure = failure::in_room(self.spec.room.number, failure).with("src_rank", rank);
         self.change(|state| state.fail(failure));
     }
 
     fn closed(&self) -> Failure {
-        let (room, rank) = (self.spec.room, self.inner.me.rank);
+        let (room, rank) = (self.spec.room.number, self.inner.me.rank);
         failure::closed(format_args!("room {room}: rank {rank} of decode"))
     }
 
@@ -159,9 +160,10 @@ impl Running {
     }
 
     async fn run(self: Arc<Self>, lease: Lease) {
+        let mut telling = pin!(maybe_done(self.tell()));
+        let mut closed = self.inner.closed.subscribe();
         let ended = {
             let mut states = self.state.subscribe();
-            let mut closed = self.inner.closed.subscribe();
             let state = &self.state;
             let troubles = self.writers().map(|(rank, source)| async move {
                 let failure = source.trouble().await;
@@ -172,7 +174,12 @@ impl Running {
                 (rank, failure)
             });
             let mut troubles: FuturesUnordered<_> = troubles.collect();
+            let told = async {
+                telling.as_mut().await;
+                std::future::pending::<()>().await;
+            };
             tokio::select! {
+                () = told => None,
                 _ = join_all(self.writers().map(|(rank, source)| self.read(rank, source))) => None,
                 Some((rank, failure)) = troubles.next() => {
                     self.fail_by(rank, failure);
@@ -180,7 +187,7 @@ impl Running {
                 }
                 () = tokio::time::sleep_until(self.until) => {
                     let rank = format_args!("rank {} of decode", self.inner.me.rank);
-                    Some(failure::late(self.spec.room, rank, self.spec.deadline, shown(&self.phase())))
+                    Some(failure::late(self.spec.room.number, rank, self.spec.deadline, shown(&self.phase())))
                 }
                 _ = closed.wait_for(|closed| *closed) => Some(self.closed()),
                 () = self.inner.shared.closed() => Some(self.closed()),
@@ -196,9 +203,13 @@ impl Running {
         }
         drop(lease);
         self.released.send_replace(true);
-        match self.phase() {
-            Phase::Failed(failure) => self.leave(&failure).await,
-            _ => self.tell().await,
+        if let Phase::Failed(failure) = self.phase() {
+            self.leave(&failure).await;
+        }
+        tokio::select! {
+            () = telling => {}
+            () = tokio::time::sleep_until(self.until) => {}
+            _ = closed.wait_for(|closed| *closed) => {}
         }
     }
 
@@ -229,7 +240,7 @@ impl Running {
             }
         };
         let limit = self.inner.me.heartbeat.limit();
-        let leaving = self.sources.iter().map(|(&rank, source)| {
+        let leaving = self.writers().map(|(rank, source)| {
             let body = body(rank);
             async move { source.ask(&body).await }
         });
@@ -237,12 +248,13 @@ impl Running {
         let _ = tokio::time::timeout(limit, join_all(leaving)).await;
     }
 
-    /// Tells the senders that nobody needs, but that this rank has to tell, which engine reads the room.
+    /// Tells the senders that nobody needs, but that this rank has to tell, which engine reads the room. They need not know
+    /// how it ends.
     async fn tell(&self) {
         let others = self.sources.iter().filter(|(rank, _)| !self.writers.contains(rank));
-        let body = self.question(None);
-        let telling = others.map(|(_, source)| async { while let Ok(Answer::Room(None)) = source.ask(&body).await {} });
-        let _ = tokio::time::timeout_at(self.until, join_all(telling)).await;
+        let body = &self.question(None);
+        let telling = others.map(|(_, source)| async { while let Ok(Answer::Room(None)) = source.ask(body).await {} });
+        join_all(telling).await;
     }
 
     fn question(&self, rank: Option<u32>) -> Body {
@@ -265,7 +277,7 @@ impl Running {
     async fn follow(&self, rank: u32, source: &Source) {
         loop {
             match source.ask(&self.question(Some(rank))).await {
-                Ok(Answer::Room(Some(state))) => self.change(|room| room.heard(rank, state)),
+                Ok(Answer::Room(Some(news))) => self.change(|room| room.heard(rank, news)),
                 Ok(Answer::Refused(failure)) => return self.change(|room| room.told(failure)),
                 Ok(_) => tokio::time::sleep(AGAIN).await,
                 Err(failure) => return self.fail_by(rank, failure),
@@ -334,8 +346,8 @@ pub struct Received {
 }
 
 impl ReceiverRoom {
-    /// Its number.
-    pub fn id(&self) -> u64 {
+    /// Its number and life.
+    pub fn id(&self) -> RoomId {
         self.running.spec.room
     }
 
@@ -395,7 +407,7 @@ impl Drop for ReceiverRoom {
     fn drop(&mut self) {
         let rank = self.running.inner.me.rank;
         self.abort(failure::dropped(
-            self.running.spec.room,
+            self.running.spec.room.number,
             format_args!("rank {rank} of decode"),
         ));
     }

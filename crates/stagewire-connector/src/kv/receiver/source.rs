@@ -316,8 +316,20 @@ impl Source {
         Ok(Held { pinned, strided })
     }
 
+    /// Why a pull has failed. What was pinned may be gone with its connection; the next room must not find it then.
+    pub(super) fn failed(&self, up: &Arc<Up>, error: TransferError) -> Failure {
+        let is_of_this_room_alone = matches!(
+            error,
+            TransferError::Deadline { .. } | TransferError::Target(_) | TransferError::Record { .. }
+        );
+        if !is_of_this_room_alone {
+            self.regreet(up);
+        }
+        transfer_failed(error, self)
+    }
+
     /// Has it greeted anew, where it is still the same.
-    pub(super) fn regreet(&self, up: &Arc<Up>) {
+    fn regreet(&self, up: &Arc<Up>) {
         let same = matches!(&*self.status.borrow(), Status::Up(now) if Arc::ptr_eq(now, up));
         if same {
             self.stale.notify_one();
@@ -384,8 +396,7 @@ fn unreachable(error: AccessError, source: &Source) -> Failure {
     }
 }
 
-/// Why a pull has failed.
-pub(super) fn transfer_failed(error: TransferError, source: &Source) -> Failure {
+fn transfer_failed(error: TransferError, source: &Source) -> Failure {
     match error {
         TransferError::PeerLost { .. } => failure::lost(source.shown(), error),
         error => error.to_failure(),

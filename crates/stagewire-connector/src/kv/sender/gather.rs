@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stagewire_core::{Classify, Record};
 use stagewire_transfer::{Region, RegisterOptions, Target, Transport};
 
+use super::super::RoomId;
 use super::super::outgoing::{Attempt, Outgoing, restarted};
 use super::super::protocol::Answer;
 use super::super::sender::Inner;
@@ -84,14 +85,14 @@ impl Inner {
     /// Gathers rows of a region; [`Answer::NoScratch`] where there is no room for them, or they are not in host memory.
     pub(super) async fn gather(
         self: Arc<Self>,
-        room: u64,
+        room: RoomId,
         attempt: Attempt,
         region: usize,
         rows: Vec<Record>,
     ) -> Answer {
         let cell = self.rooms().read_by(room, attempt);
         let Some(cell) = cell else {
-            return Answer::Refused(restarted(room, 0, 0));
+            return Answer::Refused(restarted(room.number, 0, 0));
         };
         if let Err(failure) = cell.change(|room| room.copies(attempt)) {
             return Answer::Refused(failure);

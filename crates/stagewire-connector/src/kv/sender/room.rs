@@ -5,62 +5,62 @@ use stagewire_core::Failure;
 use tokio::sync::watch;
 
 use super::super::outgoing::{Attempt, Destination, Outgoing};
-use super::super::protocol::RoomState;
-use super::super::{ChunkSpec, KvError, Phase, failure};
+use super::super::{ChunkSpec, KvError, Phase, RoomId, failure};
 use super::Inner;
 
 /// A room of a sender, shared by its owner and those who read it.
 #[derive(Debug)]
-pub(super) struct Cell {
-    room: u64,
+pub(in crate::kv) struct Cell {
+    id: RoomId,
     state: watch::Sender<Outgoing>,
 }
 
 impl Cell {
-    pub(super) fn new(room: u64, outgoing: Outgoing) -> Self {
+    pub(in crate::kv) fn new(id: RoomId, outgoing: Outgoing) -> Self {
         Self {
-            room,
+            id,
             state: watch::Sender::new(outgoing),
         }
     }
 
-    pub(super) fn room(&self) -> u64 {
-        self.room
+    pub(in crate::kv) fn id(&self) -> RoomId {
+        self.id
     }
 
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Outgoing) -> T) -> T {
+    /// Its number.
+    pub(in crate::kv) fn number(&self) -> u64 {
+        self.id.number
+    }
+
+    pub(in crate::kv) fn change<T>(&self, change: impl FnOnce(&mut Outgoing) -> T) -> T {
         let mut result = None;
         self.state.send_modify(|room| result = Some(change(room)));
         result.expect("it was changed")
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<Outgoing> {
+    pub(in crate::kv) fn subscribe(&self) -> watch::Receiver<Outgoing> {
         self.state.subscribe()
     }
 
-    pub(super) fn state(&self) -> RoomState {
-        self.state.borrow().state()
-    }
-
-    pub(super) fn phase(&self) -> Phase {
+    pub(in crate::kv) fn phase(&self) -> Phase {
         self.state.borrow().phase()
     }
 
-    pub(super) fn is_released(&self) -> bool {
+    pub(in crate::kv) fn is_released(&self) -> bool {
         self.state.borrow().is_released()
     }
 
-    pub(super) async fn released(&self) {
+    pub(in crate::kv) async fn released(&self) {
         let mut states = self.subscribe();
         let released = states.wait_for(Outgoing::is_released).await;
         drop(released.expect("it is held"));
     }
 
-    pub(super) fn is_read_by(&self, attempt: Attempt) -> bool {
+    pub(in crate::kv) fn is_read_by(&self, attempt: Attempt) -> bool {
         self.state.borrow().is_read_by(attempt)
     }
 
-    pub(super) fn bind(&self, rank: u32, attempt: Attempt, destination: &Destination) -> bool {
+    pub(in crate::kv) fn bind(&self, rank: u32, attempt: Attempt, destination: &Destination) -> bool {
         let mut bound = false;
         self.state.send_if_modified(|room| {
             let known = room.is_read_by(attempt);
@@ -72,12 +72,12 @@ impl Cell {
 }
 
 /// Ends a room at its deadline, and cuts off who does not let go after that.
-pub(super) async fn keep(inner: Weak<Inner>, rank: u32, cell: Arc<Cell>, deadline: Duration) {
+pub(in crate::kv) async fn keep(inner: Weak<Inner>, rank: u32, cell: Arc<Cell>, deadline: Duration) {
     let mut states = cell.subscribe();
     let terminal = states.wait_for(|room| room.phase().is_terminal());
     if tokio::time::timeout(deadline, terminal).await.is_err() {
         let phase = shown(&cell.phase());
-        let late = failure::late(cell.room, format_args!("rank {rank} of prefill"), deadline, phase);
+        let late = failure::late(cell.number(), format_args!("rank {rank} of prefill"), deadline, phase);
         cell.change(|room| room.fail(late));
     }
     let cut_off = inner.upgrade().map_or(Duration::ZERO, |inner| inner.options.cut_off);
@@ -112,13 +112,13 @@ pub struct SenderRoom {
 }
 
 impl SenderRoom {
-    pub(super) fn new(inner: Arc<Inner>, cell: Arc<Cell>) -> Self {
+    pub(in crate::kv) fn new(inner: Arc<Inner>, cell: Arc<Cell>) -> Self {
         Self { inner, cell }
     }
 
-    /// Its number.
-    pub fn id(&self) -> u64 {
-        self.cell.room
+    /// Its number and life.
+    pub fn id(&self) -> RoomId {
+        self.cell.id
     }
 
     /// Announces a chunk, whose bytes must not change until the room is released.
@@ -175,6 +175,9 @@ impl SenderRoom {
 impl Drop for SenderRoom {
     fn drop(&mut self) {
         let rank = self.inner.rank;
-        self.abort(failure::dropped(self.cell.room, format_args!("rank {rank} of prefill")));
+        self.abort(failure::dropped(
+            self.cell.number(),
+            format_args!("rank {rank} of prefill"),
+        ));
     }
 }

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use uuid::Uuid;
 
 use super::super::Phase;
-use super::super::protocol::RoomState;
+use super::super::protocol::News;
 use super::*;
 use crate::ConnectorOptions;
 
@@ -57,9 +57,9 @@ impl Prefill {
         assert!(matches!(answer, Answer::Welcome(_)), "{answer:?}");
     }
 
-    async fn room(&self, attempt: u64, seen: Option<Seen>) -> RoomState {
+    async fn room(&self, attempt: u64, seen: Option<Seen>) -> News {
         match self.ask(question(attempt, seen)).await {
-            Answer::Room(Some(state)) => state,
+            Answer::Room(Some(news)) => news,
             other => panic!("{other:?}"),
         }
     }
@@ -82,12 +82,16 @@ fn hello(dim: u32) -> Body {
 }
 
 fn question(attempt: u64, seen: Option<Seen>) -> Body {
-    Body::Room { room: 7, attempt, seen }
+    Body::Room {
+        room: 7.into(),
+        attempt,
+        seen,
+    }
 }
 
 fn leaves(attempt: u64) -> Body {
     Body::Leave {
-        room: 7,
+        room: 7.into(),
         attempt,
         failure: aborted(),
         told: true,
@@ -107,7 +111,7 @@ async fn a_late_question_touches_no_room_that_was_opened_since() {
     old.abort(aborted());
     // So many end after it that it is forgotten.
     let begin = Instant::now();
-    while prefill.sender.inner.rooms().read_by(7, (RECEIVER, 0)).is_some() {
+    while prefill.sender.inner.rooms().read_by(7.into(), (RECEIVER, 0)).is_some() {
         assert!(begin.elapsed() < PATIENCE, "it is remembered for ever");
         for other in 0..100 {
             drop(prefill.sender.room(1000 + other, 4, PATIENCE));
@@ -155,7 +159,7 @@ async fn strangers_are_told_to_greet_and_are_not_remembered() {
     let prefill = Prefill::start().await;
     let room = prefill.open(7);
     let confirm = Body::Confirm {
-        room: 7,
+        room: 7.into(),
         attempt: 0,
         generation: 1,
     };
@@ -174,4 +178,51 @@ async fn strangers_are_told_to_greet_and_are_not_remembered() {
     assert_eq!(prefill.sender.receivers(), 0);
     let failure = room.finished().await.expect_err("its reader is gone");
     assert_eq!(failure.reason, "kv.closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_too_late_for_a_life_is_told_and_who_comes_too_early_waits() {
+    let prefill = Prefill::start().await;
+    prefill.greet().await;
+    let room = |life| RoomId::of_life(7, life);
+    let ask = async |life, attempt, seen| {
+        let room = room(life);
+        prefill.ask(Body::Room { room, attempt, seen }).await
+    };
+    let first = prefill.sender.room(room(1), 4, PATIENCE).expect("a room");
+    let Answer::Room(Some(read)) = ask(1, 0, None).await else {
+        panic!("it is open");
+    };
+    let mut early = pin!(ask(2, 1, None));
+    assert!(futures::poll!(&mut early).is_pending());
+    let second = prefill.sender.room(room(2), 4, PATIENCE).expect("a later life");
+    let answer = tokio::time::timeout(PATIENCE, early).await.expect("it is opened");
+    assert!(matches!(answer, Answer::Room(Some(news)) if news.failure.is_none()));
+    // Whoever read the old one hears so, and who had not asked yet as well.
+    let failure = first.finished().await.expect_err("it has begun anew");
+    assert_eq!(failure.reason, "kv.superseded");
+    let Answer::Room(Some(told)) = ask(1, 0, Some(read.seen)).await else {
+        panic!("it is remembered");
+    };
+    assert_eq!(told.failure, Some(failure));
+    let answer = ask(1, 2, None).await;
+    assert!(
+        matches!(&answer, Answer::Refused(failure) if failure.reason == "kv.superseded"),
+        "{answer:?}"
+    );
+    // What the old readers say does not touch the new room.
+    for attempt in [0, 2] {
+        let leave = Body::Leave {
+            room: room(1),
+            attempt,
+            failure: aborted(),
+            told: false,
+        };
+        assert_eq!(prefill.ask(leave).await, Answer::Left);
+    }
+    assert_eq!(second.phase(), Phase::Waiting);
+    let refused = prefill.sender.room(room(1), 4, PATIENCE).expect_err("it is over");
+    assert_eq!(refused.reason(), "kv.superseded", "{refused}");
+    let refused = prefill.sender.room(room(2), 4, PATIENCE).expect_err("it is open");
+    assert_eq!(refused.reason(), "kv.room_open", "{refused}");
 }

@@ -79,12 +79,12 @@ async fn a_sender_that_is_dropped_hears_its_readers_let_go() {
 
     let sent = sender.room(2, 4, PATIENCE * 9).expect("a room");
     let read = RoomSpec {
-        room: 2,
+        room: 2.into(),
         ..first.clone()
     };
     let read = receiver.room(read).expect("a room");
     let waits = RoomSpec {
-        room: 3,
+        room: 3.into(),
         ..first.clone()
     }
     .pages("full", [3, 4]);

@@ -8,6 +8,7 @@ use stagewire_core::ByteCount;
 use super::in_time;
 use super::sides::{self, HALVES};
 use crate::kv_memory::Memory as Oracle;
+use crate::transports::is_here;
 use crate::{PATIENCE, World, all_gone};
 
 const ARENA: ByteCount = ByteCount(64 << 20);
@@ -51,16 +52,24 @@ async fn moved(carrier: Carrier, geometries: &crate::world::World, [from, to]: [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_go_through_scratch_of_the_strided_side_or_one_by_one() {
+    for carrier in [Carrier::Mooncake, Carrier::Nixl] {
+        if is_here(None, carrier) {
+            rows_go_through_scratch_over(carrier).await;
+        }
+    }
+}
+
+async fn rows_go_through_scratch_over(carrier: Carrier) {
     let mut geometries = sides::world(HALVES);
     for decode_is_wider in [true, false] {
         for arenas in [[ARENA, ARENA], [ARENA, NONE], [NONE, ARENA], [NONE, NONE]] {
-            let (nbytes, packed) = moved(Carrier::Mooncake, &geometries, arenas).await;
+            let (nbytes, packed) = moved(carrier, &geometries, arenas).await;
             let packs = if decode_is_wider { arenas[1] } else { arenas[0] } == ARENA;
             assert!(nbytes > 0);
             let wanted = if packs { nbytes } else { 0 };
             assert_eq!(
                 packed, wanted,
-                "of {nbytes}; wider at decode: {decode_is_wider}; {arenas:?}"
+                "of {nbytes}, over {carrier}; wider at decode: {decode_is_wider}; {arenas:?}"
             );
         }
         std::mem::swap(&mut geometries.prefill, &mut geometries.decode);

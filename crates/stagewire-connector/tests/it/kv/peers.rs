@@ -262,7 +262,7 @@ async fn what_is_wrong_with_one_room_fails_that_one() {
     short.seq_len = 15;
     wrong.push(("kv.seq_len", short));
     for (number, (reason, mut spec)) in (1..).zip(wrong) {
-        spec.room = number;
+        spec.room = number.into();
         let sent: Vec<_> = senders
             .iter()
             .map(|sender| sender.room(number, 16, PATIENCE).expect("a room"))

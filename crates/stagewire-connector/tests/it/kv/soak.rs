@@ -16,7 +16,7 @@ use super::second::{Ask, Second};
 use super::sides::{self, HALVES};
 use super::{in_time, until};
 use crate::kv_memory::Memory as Oracle;
-use crate::{World, all_gone, rounds};
+use crate::{PATIENCE, World, all_gone, rounds};
 
 const PAGE: u64 = 64;
 const ROOMS: u64 = 128;
@@ -191,27 +191,67 @@ async fn rooms_leave_nothing_behind() {
 /// The receiver stays, and one process of prefill after the other dies in the middle of a room.
 #[tokio::test(flavor = "multi_thread")]
 async fn prefill_that_dies_again_and_again_leaves_nothing_behind() {
-    let world = World::with(|options| options.transports = vec![Carrier::Tcp]).await;
-    let geometries = sides::world(HALVES);
-    let oracle = Oracle::new(&geometries);
-    let decode = sides::receivers(&world.connector, &geometries, &oracle, Heartbeat::default());
-    for _ in 0..rounds(100) {
-        let mut prefill = Second::start(&world.run_dir(), Carrier::Tcp).await;
-        let handles = prefill.senders(HALVES, Heartbeat::default()).await;
-        let room = decode[0]
-            .receiver
-            .room(sides::wants(1, &geometries, &handles))
-            .expect("its pages are free");
-        prefill.done(Ask::Open { room: 1 }).await;
-        prefill.done(Ask::Announce { chunks: 1 }).await;
-        until(|| room.nbytes() > 0).await;
-        prefill.signal(Signal::KILL);
-        let failure = in_time(room.finished()).await;
-        assert_eq!(failure.expect_err("prefill is dead").reason, "kv.peer_lost");
-        in_time(room.released()).await;
+    for carrier in [Carrier::Shm, Carrier::Tcp] {
+        let world = World::with(|options| options.transports = vec![carrier]).await;
+        let geometries = sides::world(HALVES);
+        let oracle = Oracle::new(&geometries);
+        let decode = sides::receivers(&world.connector, &geometries, &oracle, Heartbeat::default());
+        for _ in 0..rounds(500) {
+            let mut prefill = Second::start(&world.run_dir(), carrier).await;
+            let handles = prefill.senders(HALVES, Heartbeat::default()).await;
+            let room = decode[0]
+                .receiver
+                .room(sides::wants(1, &geometries, &handles))
+                .expect("its pages are free");
+            prefill.done(Ask::Open { room: 1 }).await;
+            prefill.done(Ask::Announce { chunks: 1 }).await;
+            until(|| room.nbytes() > 0).await;
+            prefill.signal(Signal::KILL);
+            let failure = in_time(room.finished()).await;
+            assert_eq!(failure.expect_err("prefill is dead").reason, "kv.peer_lost");
+            in_time(room.released()).await;
+        }
+        assert_eq!(decode[0].receiver.live_rooms(), 0);
+        drop(decode);
+        all_gone(&world.connector).await;
+        assert_eq!(world.connector.stats().links, 0, "connections to the dead");
     }
-    assert_eq!(decode[0].receiver.live_rooms(), 0);
-    drop(decode);
-    all_gone(&world.connector).await;
-    assert_eq!(world.connector.stats().links, 0, "connections to the dead");
+}
+
+/// The senders stay, and one process of decode after the other dies in the middle of a room.
+#[tokio::test(flavor = "multi_thread")]
+async fn decode_that_dies_again_and_again_leaves_nothing_behind() {
+    for carrier in [Carrier::Shm, Carrier::Tcp] {
+        let world = World::with(|options| options.transports = vec![carrier]).await;
+        let geometries = sides::world(HALVES);
+        let oracle = Oracle::new(&geometries);
+        let in_arena = carrier == Carrier::Shm;
+        let senders = sides::senders(&world.connector, &geometries, &oracle, in_arena, Heartbeat::default());
+        let handles: Vec<Vec<u8>> = senders.iter().map(|sender| sender.handle().to_bytes()).collect();
+        for cycle in 0..rounds(500) {
+            let mut decode = Second::start(&world.run_dir(), carrier).await;
+            decode.receivers(HALVES, Heartbeat::default()).await;
+            let rooms: Vec<_> = senders
+                .iter()
+                .map(|sender| sender.room(cycle, 16, PATIENCE).expect("a room"))
+                .collect();
+            for room in &rooms {
+                room.send(sides::chunk(&geometries, 0, 8)).expect("the first");
+            }
+            let handles = handles.clone();
+            decode.done(Ask::Want { room: cycle, handles }).await;
+            decode.come().await;
+            decode.signal(Signal::KILL);
+            for room in &rooms {
+                let failure = in_time(room.finished()).await;
+                assert_eq!(failure.expect_err("decode is dead").reason, "kv.peer_lost");
+                in_time(room.released()).await;
+            }
+        }
+        let live = |sender: &Sender| (sender.live_rooms(), sender.receivers());
+        until(|| senders.iter().all(|sender| live(sender) == (0, 0))).await;
+        drop(senders);
+        all_gone(&world.connector).await;
+        assert_eq!(world.connector.stats().links, 0, "connections to the dead");
+    }
 }

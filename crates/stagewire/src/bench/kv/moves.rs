@@ -24,11 +24,11 @@ use crate::bench::transfer::owner::{Memory, Owner};
 use crate::exit::Fault;
 
 /// Tokens of the prompt: 20 MiB for one rank of decode at TP 4.
-const TOKENS: u64 = 2048;
+pub(super) const TOKENS: u64 = 2048;
 const PAGE: u64 = 64;
 const HEAD: u64 = 128;
 /// Buffers of K and V of all layers, full and window.
-const BUFFERS: u64 = 72;
+pub(super) const BUFFERS: u64 = 72;
 
 /// Pulls of one descriptor each that are under way at a time.
 const IN_FLIGHT: usize = 32;
@@ -78,13 +78,7 @@ impl Move {
     /// The first pair of ranks of gpt-oss-120b between these sizes; pages in no order, or in one run.
     pub(super) fn of(tp: [u32; 2], scattered: bool) -> anyhow::Result<Self> {
         let pages = i64::try_from(TOKENS / PAGE)?;
-        let tables = Tables {
-            name: "",
-            src: (1..=pages)
-                .map(|page| if scattered { 2 * page } else { page })
-                .collect(),
-            dst: (1..=pages).collect(),
-        };
+        let tables = tables(scattered);
         let plan = super::plan_of(&pair(tp)?, &tables, 0, TOKENS)?;
         // Page 0 is nobody's; scattered tables go up to twice as many.
         let span = |tp: u32, last: i64| -> anyhow::Result<u64> {
@@ -127,6 +121,17 @@ impl Move {
     }
 }
 
+/// Pages in no order at the source, or in one run.
+pub(super) fn tables(scattered: bool) -> Tables {
+    let pages = 1..=(TOKENS / PAGE).cast_signed();
+    let at_source = |page| if scattered { 2 * page } else { page };
+    Tables {
+        name: "",
+        src: pages.clone().map(at_source).collect(),
+        dst: pages.collect(),
+    }
+}
+
 /// Everything that a round needs.
 struct Round<'a> {
     moved: &'a Move,
@@ -158,7 +163,7 @@ impl Ends {
         Ok((Self { host, network, owner }, dir))
     }
 
-    fn transport(&self, name: &str) -> anyhow::Result<Arc<dyn Transport>> {
+    pub(super) fn transport(&self, name: &str) -> anyhow::Result<Arc<dyn Transport>> {
         Ok(match name {
             "shm" => self.host.shm(),
             "cma" => self.host.cma()?,

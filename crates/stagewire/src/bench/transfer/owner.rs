@@ -9,7 +9,8 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use stagewire_core::{ByteCount, Incarnation, Peer, RegionRef};
 use stagewire_transfer::{
-    self as transfer, Borrowed, Host, HostOptions, Network, Nixl, NixlOptions, Region, RegisterOptions, Transport,
+    self as transfer, Borrowed, Host, HostOptions, Mooncake, MooncakeOptions, Network, Nixl, NixlOptions, Region,
+    RegisterOptions, Transport,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -44,6 +45,8 @@ enum Order {
     Nixl {
         library: PathBuf,
     },
+    /// Serve Mooncake's protocol.
+    Mooncake,
     Release,
 }
 
@@ -112,6 +115,10 @@ impl Owner {
     pub(in crate::bench) async fn nixl(&mut self, library: PathBuf) -> anyhow::Result<Result<(), String>> {
         let answer = self.order(&Order::Nixl { library }).await?;
         Ok(serde_json::from_str(&answer)?)
+    }
+
+    pub(in crate::bench) async fn mooncake(&mut self) -> anyhow::Result<()> {
+        self.order(&Order::Mooncake).await.map(drop)
     }
 
     pub(in crate::bench) async fn release(&mut self) -> anyhow::Result<()> {
@@ -183,6 +190,7 @@ struct Serving {
     host: Arc<Host>,
     network: Arc<Network>,
     nixl: Option<Arc<Nixl>>,
+    mooncake: Option<Arc<Mooncake>>,
     raw: raw::Server,
     regions: Vec<Region>,
 }
@@ -199,6 +207,7 @@ pub(crate) async fn serve(dir: PathBuf) -> Result<Exit, Fault> {
         network: Network::start(host.clone(), network_options(false)).await?,
         host,
         nixl: None,
+        mooncake: None,
         raw: raw::Server::start()?,
         regions: Vec::new(),
     };
@@ -211,12 +220,20 @@ pub(crate) async fn serve(dir: PathBuf) -> Result<Exit, Fault> {
                 "{}".to_owned()
             }
             Order::Hold { memory, span, with } => serde_json::to_string(&serving.hold(memory, span, &with)?)?,
+            Order::Mooncake => {
+                let mooncake = Mooncake::start(serving.network.clone(), MooncakeOptions::default()).await?;
+                serving.mooncake = Some(mooncake);
+                "{}".to_owned()
+            }
             Order::Nixl { library } => serde_json::to_string(&serving.start_nixl(library).await)?,
         };
         writeln!(stdout, "{answer}")?;
         stdout.flush()?;
     }
     serving.release();
+    if let Some(mooncake) = &serving.mooncake {
+        mooncake.shutdown().await;
+    }
     serving.network.shutdown().await;
     serving.host.shutdown().await;
     Ok(Exit::Done)
@@ -243,6 +260,7 @@ impl Serving {
         let mut transports = vec![self.host.shm(), self.network.tcp()];
         transports.extend(self.host.cma().ok());
         transports.extend(self.nixl.clone().map(|nixl| nixl as Arc<dyn Transport>));
+        transports.extend(self.mooncake.clone().map(|mooncake| mooncake as Arc<dyn Transport>));
         transports
     }
 
