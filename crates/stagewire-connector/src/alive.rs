@@ -25,7 +25,7 @@ impl Shared {
     /// Whether a peer lives, for all that the kernel says: of other hosts it knows nothing. A process whose connector was
     /// started anew is another peer.
     pub(crate) fn is_alive(&self, peer: &Peer) -> bool {
-        if !self.is_here(peer) {
+        if self.links().sees_alive(peer.incarnation) || !self.is_here(peer) {
             return true;
         }
         // A connection ends with the process, but a moment later.

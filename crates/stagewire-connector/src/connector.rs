@@ -3,7 +3,7 @@ mod shared;
 
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use stagewire_core::{Capability, Handle, Incarnation, Lease, PayloadId, Peer, Token, TransferMode};
@@ -26,6 +26,7 @@ use crate::put::{self, Put};
 use crate::registered::{Registered, Registry};
 use crate::release;
 use crate::serve::{self, Holder};
+use crate::store_file::StoreFile;
 use crate::wire::Me;
 use crate::{
     ConsumeError, ConsumeOptions, Consumer, Mode, ModeReason, Owner, Publication, PublishError, PublishSpec, PutError,
@@ -123,7 +124,8 @@ impl Connector {
         }
         let shared = Arc::new(Shared {
             role: options.role,
-            run_dir: options.run_dir,
+            store_file: StoreFile::of(options.run_dir),
+            serves: Mutex::default(),
             peer,
             socket,
             host,
@@ -257,7 +259,7 @@ impl Connector {
             return Err(PublishError::Lease { request, lease, why });
         }
         let alive = spec.consumer.as_ref().map(|consumer| self.shared.is_alive(consumer));
-        let store = spec.mode != Mode::P2p && self.shared.store().is_some();
+        let store = spec.mode != Mode::P2p && self.shared.has_store();
         mode::decide(spec.mode, spec.owner, alive, store).map_err(|no_way| match no_way {
             NoWay::NoStore => PublishError::NoStore { request: request() },
             NoWay::StoresOnly => PublishError::Lease {

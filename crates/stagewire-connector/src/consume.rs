@@ -321,6 +321,16 @@ impl Consumer {
         self.observer = Some(observer);
     }
 
+    /// Copies all chunks of a payload that is complete, without asking its holder anything but to leave the bytes as they
+    /// are meanwhile.
+    pub(crate) async fn copy_complete(&mut self) -> Result<(), ConsumeError> {
+        let copied = async {
+            let access = self.open_access().await?;
+            access.pull(&self.handle, 0..self.handle.manifest.chunks()).await
+        };
+        copied.await.map_err(|error| self.access_error(error))
+    }
+
     /// Lets go of the memory without being done: what was read is somewhere else by now.
     pub(crate) async fn let_go(&mut self) {
         self.leave().await;

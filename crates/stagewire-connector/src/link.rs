@@ -5,6 +5,7 @@ mod error;
 mod watching;
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use stagewire_core::{Capability, Handle, Incarnation, PayloadId, Peer};
 use stagewire_transfer::{Network, ProcessWatch};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep};
 
 pub use error::LinkError;
 pub(crate) use watching::{Heard, Watching};
@@ -21,6 +23,9 @@ pub(crate) use watching::{Heard, Watching};
 use crate::outbox::Outbox;
 use crate::wire::{self, Me, Reader, Reply, Request};
 use connect::Opened;
+
+/// How soon some timer fires after an answer: earlier than any deadline.
+const NEAR: Duration = Duration::from_millis(50);
 
 /// How long a holder may take to answer a hello.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -85,6 +90,13 @@ impl Links {
         slot.is_some_and(|slot| is_open(&slot))
     }
 
+    /// Whether there is a connection to this incarnation, whose process runs, for all that the kernel says.
+    pub(crate) fn sees_alive(&self, incarnation: Incarnation) -> bool {
+        let slot = lock(&self.slots).get(&incarnation).cloned();
+        let alive = |link: &Arc<Link>| link.is_open() && link.watch.as_ref().is_some_and(|watch| watch.is_alive());
+        slot.is_some_and(|slot| slot.try_lock().is_ok_and(|link| link.as_ref().is_some_and(alive)))
+    }
+
     /// Number of connections that are up.
     pub(crate) fn open(&self) -> u64 {
         let slots = lock(&self.slots);
@@ -118,6 +130,8 @@ pub(crate) struct Link {
     outbox: Arc<Outbox>,
     routes: Arc<Routes>,
     next: AtomicU32,
+    /// Where it is a process of this host.
+    watch: Option<Arc<ProcessWatch>>,
     task: AbortHandle,
 }
 
@@ -180,12 +194,19 @@ impl Link {
         let Opened { reader, writer, watch } = connect::open(me, peer, network).await?;
         let routes = Arc::new(Routes(Mutex::new(Some(BTreeMap::new()))));
         let outbox = Arc::new(Outbox::new(writer.into_inner()));
-        let running = run(reader, Arc::clone(&outbox), watch, EndRoutes(Arc::clone(&routes)));
+        let watch = watch.map(Arc::new);
+        let running = run(
+            reader,
+            Arc::clone(&outbox),
+            watch.clone(),
+            EndRoutes(Arc::clone(&routes)),
+        );
         let task = tokio::spawn(running).abort_handle();
         Ok(Arc::new(Self {
             outbox,
             routes,
             next: AtomicU32::new(0),
+            watch,
             task,
         }))
     }
@@ -262,7 +283,7 @@ impl Link {
     }
 
     fn send(&self, request: &Request) {
-        self.outbox.send(wire::encode(request));
+        self.outbox.send(request);
     }
 
     /// Waits until the connection has ended: at once where the process at the other end dies.
@@ -320,7 +341,7 @@ fn decline(outbox: &Outbox, reply: &Reply) {
         && let Ok(handle) = Handle::from_bytes(handle)
     {
         let (payload, right) = (handle.payload, *right);
-        outbox.send(wire::encode(&Request::Undo { payload, right }));
+        outbox.send(&Request::Undo { payload, right });
     }
 }
 
@@ -365,7 +386,7 @@ impl Drop for Link {
 
 /// Moves frames until the holder or every user of the link is gone. Both ways at once: a side that waited for the other
 /// to read before reading itself could wait for ever.
-async fn run(reader: Reader, outbox: Arc<Outbox>, watch: Option<ProcessWatch>, routes: EndRoutes) {
+async fn run(reader: Reader, outbox: Arc<Outbox>, watch: Option<Arc<ProcessWatch>>, routes: EndRoutes) {
     let died = async {
         match &watch {
             Some(watch) => watch.died().await,
@@ -380,7 +401,28 @@ async fn run(reader: Reader, outbox: Arc<Outbox>, watch: Option<ProcessWatch>, r
 }
 
 async fn receive(mut reader: Reader, routes: &Routes, outbox: &Outbox) {
-    while let Some(Ok(frame)) = reader.next().await {
+    // Each who asks sets a timer. Were it the first of all to fire, the thread that waits for the answer would be woken for
+    // that alone. So there is an earlier one as long as answers come.
+    let mut near = pin!(sleep(NEAR));
+    let (mut is_set, mut heard) = (false, false);
+    loop {
+        let frame = tokio::select! {
+            biased;
+            frame = reader.next() => frame,
+            () = &mut near, if is_set => {
+                is_set = std::mem::take(&mut heard);
+                if is_set {
+                    near.as_mut().reset(Instant::now() + NEAR);
+                }
+                continue;
+            }
+        };
+        let Some(Ok(frame)) = frame else { return };
+        heard = true;
+        if !is_set {
+            near.as_mut().reset(Instant::now() + NEAR);
+            is_set = true;
+        }
         match wire::decode::<Reply>(&frame) {
             Ok(reply) => {
                 if let Some(late) = routes.hear(reply) {

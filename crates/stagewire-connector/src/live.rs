@@ -27,7 +27,7 @@ use crate::wire::{End, State};
 /// One payload that this process holds.
 #[derive(Debug)]
 pub(crate) struct Live {
-    handle: Handle,
+    handle: Arc<Handle>,
     owner: Owner,
     /// When it expires; set once, as it is taken in.
     expires: OnceLock<Instant>,
@@ -48,7 +48,8 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub(crate) fn new(handle: Handle, owner: Owner, keep: Arc<dyn Keep>) -> Self {
+    pub(crate) fn new(handle: impl Into<Arc<Handle>>, owner: Owner, keep: Arc<dyn Keep>) -> Self {
+        let handle = handle.into();
         let life = PayloadLife::new(handle.manifest.chunks());
         let mut state = State {
             stored: keep.is_stored(),
@@ -71,7 +72,7 @@ impl Live {
         }
     }
 
-    pub(crate) const fn handle(&self) -> &Handle {
+    pub(crate) const fn handle(&self) -> &Arc<Handle> {
         &self.handle
     }
 
@@ -207,9 +208,14 @@ impl Live {
         (!moving && self.keeper() != Some(store)).then(end)
     }
 
-    /// All of its bytes, where it is complete and has at most `limit`.
+    /// Whether every chunk is complete, and none is to be compared with a digest.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.phase() == PayloadPhase::Sealed && self.state.borrow().digests.is_none()
+    }
+
+    /// All of its bytes, where there are some, at most `limit`, and this process can read them.
     pub(crate) fn bytes(&self, limit: u64) -> Option<Vec<u8>> {
-        if self.handle.manifest.nbytes().0 > limit || self.phase() != PayloadPhase::Sealed {
+        if !(1..=limit).contains(&self.handle.manifest.nbytes().0) {
             return None;
         }
         let keep = lock(&self.keep).clone();

@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::{fmt, io};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
+use serde::Serialize;
 use tokio::io::AsyncWrite;
 use tokio::sync::Notify;
-use tokio_util::codec::Encoder;
 
 use crate::wire;
 
@@ -48,14 +48,12 @@ impl Outbox {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a frame, however many wait. Once nobody writes any more, it goes nowhere.
-    pub(crate) fn send(&self, body: Bytes) {
-        let mut frame = BytesMut::with_capacity(body.len() + 4);
-        if let Err(error) = wire::codec().encode(body, &mut frame) {
-            tracing::error!(%error, "a frame is too large to be sent");
+    /// Sends a message, however many wait. Once nobody writes any more, it goes nowhere.
+    pub(crate) fn send<T: Serialize>(&self, message: &T) {
+        let Some(mut frame) = wire::frame(message) else {
+            tracing::error!("a message is too long to be sent");
             return;
-        }
-        let mut frame = frame.freeze();
+        };
         let mut waiting = self.lock();
         if waiting.over {
             return;
@@ -75,8 +73,8 @@ impl Outbox {
         }
     }
 
-    /// Sends a frame once not too many wait.
-    pub(crate) async fn send_in_turn(&self, body: Bytes) {
+    /// Sends a message once not too many wait.
+    pub(crate) async fn send_in_turn<T: Serialize>(&self, message: &T) {
         loop {
             let changed = self.changed.notified();
             {
@@ -87,7 +85,7 @@ impl Outbox {
             }
             changed.await;
         }
-        self.send(body);
+        self.send(message);
     }
 
     /// Writes what has to wait, until the socket fails. Who sends is told when this ends or is dropped.
@@ -165,24 +163,22 @@ mod tests {
         });
         // Far more than the socket takes while nobody reads.
         for index in 0..200_u32 {
-            outbox.send(vec![index as u8; 20_000].into());
+            outbox.send(&vec![index as u8; 20_000]);
         }
         assert!(!outbox.lock().frames.is_empty());
         let mut frames = FramedRead::new(theirs, wire::codec());
         for index in 0..200_u32 {
             let frame = frames.next().await.expect("more").expect("a frame");
-            assert!(
-                frame.len() == 20_000 && frame.iter().all(|byte| *byte == index as u8),
-                "{index}"
-            );
+            let bytes: Vec<u8> = wire::decode(&frame).expect("as it was sent");
+            assert!(bytes == vec![index as u8; 20_000], "{index}");
         }
         for _ in 0..QUEUE {
-            outbox.send(vec![0; 20_000].into());
+            outbox.send(&vec![0_u8; 20_000]);
         }
         drop(frames);
         running.await.expect("no panic");
         // Nobody waits for ever for a reader that is gone.
-        outbox.send_in_turn(Bytes::from_static(b"x")).await;
+        outbox.send_in_turn(&"x").await;
         assert!(outbox.lock().frames.is_empty());
     }
 }

@@ -60,7 +60,7 @@ impl Keep for Pages {
 
     fn bytes(&self) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        let readable = self.digested.is_none() && self.regions.iter().all(|region| region.append_to(&mut bytes));
+        let readable = self.regions.iter().all(|region| region.append_to(&mut bytes));
         readable.then_some(bytes)
     }
 

@@ -133,13 +133,13 @@ impl Publication {
     /// # Cancel safety
     /// Safe; [`Publication::cancel`] is what gives up.
     pub async fn settled(&self) -> Result<Handle, Arc<PutError>> {
-        self.settling.settled().await
+        self.settling.settled().await.map(|handle| Handle::clone(&handle))
     }
 
     /// What [`Publication::settled`] would return at once; `None` while it would wait.
     pub fn outcome(&self) -> Option<Result<Handle, Arc<PutError>>> {
-        let outcome: Option<Outcome> = self.settling.outcome();
-        outcome
+        let outcome: Outcome = self.settling.outcome()?;
+        Some(outcome.map(|handle| Handle::clone(&handle)))
     }
 
     /// Gives up a publication that is not settled: the payload ends, and so does its way into the store. Returns whether

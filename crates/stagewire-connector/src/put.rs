@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::connector::Shared;
 use crate::link::Reserved;
 use crate::live::{Claim, Gone, Live};
-use crate::wire::{self, Refusal, Reply, Request};
+use crate::wire::{self, PutBytes, Refusal, Reply, Request};
 use crate::{PutError, PutPlace};
 
 /// How much longer the answer may take than what the store itself waits.
@@ -32,8 +32,8 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
     let store = shared.store().ok_or_else(|| PutError::NoStore { at: at(None) })?;
     let begin = Instant::now();
     let right = Capability::from_random(rand::random());
-    let moving = live.begin_move(right, Arc::new(store.clone()));
-    let (bytes, claim) = sent_along(shared, live, right, &store).unzip();
+    let moving = live.begin_move(right, Arc::clone(&store));
+    let (bytes, claim) = bytes(shared, live, right, &store);
     let exchange = async {
         // Room is reserved on one connection.
         let reserved = reserved.filter(|reserved| reserved.link().is_open());
@@ -45,7 +45,7 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
         let request = |id| Request::Put {
             id,
             handle: live.handle().to_bytes(),
-            bytes: bytes.unwrap_or_default(),
+            bytes,
             right,
             token,
             owner: live.owner(),
@@ -59,13 +59,13 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
     };
     let waited = wait.saturating_add(GRACE);
     let reply = tokio::time::timeout(waited, exchange).await;
-    let at = || at(Some(&store));
+    let at = || at(Some(&*store));
     let error = match reply {
         Ok(Ok((link, Some(reply @ Reply::Stored { .. })))) => {
             let taken = stored(&reply).map(|stored| (stored, claim.map_or(Ok(()), |claim| take_over(claim, &store))));
             match taken {
                 Some((stored, Ok(()))) => {
-                    shared.table().release_this(live, Gone::Moved(Arc::new(store)));
+                    shared.table().release_this(live, Gone::Moved(store));
                     return Ok(stored);
                 }
                 Some((_, Err(_))) => {
@@ -106,16 +106,18 @@ pub(crate) fn moved(handle: &Handle, store: &Peer) -> Handle {
     }
 }
 
-/// The bytes of a payload, where they go to the store with the put: the producer then stands in for the store at its own
-/// table. `None` where the store has to pull them: they are many, not complete or not readable here, somebody else is at
-/// them, or the store is in this very process.
-fn sent_along(shared: &Shared, live: &Live, right: Capability, store: &Peer) -> Option<(Vec<u8>, Claim)> {
-    if store.incarnation == shared.peer().incarnation {
-        return None;
+/// How the bytes of a payload get to the store. Where they are complete, the producer stands in for the store at its own
+/// table, and few go along with the put. The store has to consume the payload where they are not, or are to be compared,
+/// where somebody else is at them, and where it is in this very process.
+fn bytes(shared: &Shared, live: &Live, right: Capability, store: &Peer) -> (PutBytes, Option<Claim>) {
+    if store.incarnation == shared.peer().incarnation || !live.is_exact() {
+        return (PutBytes::Consumed, None);
     }
-    let bytes = live.bytes(wire::SENT_ALONG).filter(|bytes| !bytes.is_empty())?;
-    let claim = shared.table().admit(live.handle().payload, right).ok()?;
-    Some((bytes, claim))
+    let Ok(claim) = shared.table().admit(live.handle().payload, right) else {
+        return (PutBytes::Consumed, None);
+    };
+    let bytes = live.bytes(wire::SENT_ALONG).map_or(PutBytes::Complete, PutBytes::Sent);
+    (bytes, Some(claim))
 }
 
 /// The store has it: nobody else is to have it from now on.
@@ -146,7 +148,7 @@ pub(crate) async fn reserve(shared: &Arc<Shared>, live: &Live, wait: Duration) -
     const PAGE: u64 = 4096;
     let at = |store| PutPlace::new(live.handle(), store);
     let store = shared.store().ok_or_else(|| PutError::NoStore { at: at(None) })?;
-    let at = || at(Some(&store));
+    let at = || at(Some(&*store));
     let tensors = live.handle().manifest.tensors();
     let nbytes = tensors.map(|tensor| tensor.nbytes().0.next_multiple_of(PAGE)).sum();
     let exchange = async {

@@ -87,7 +87,7 @@ async fn release_from(
 fn look_for_stores(shared: &Shared, holders: &mut Vec<Peer>) {
     for store in shared.stores_of_run_dir() {
         if holders.iter().all(|known| known.incarnation != store.incarnation) {
-            holders.push(store);
+            holders.push((*store).clone());
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::live::{Barred, Claim, Live, Table};
 use crate::outbox::Outbox;
 use watched::Watched;
 
-use crate::wire::{self, End, Greeting, Hello, Me, Reader, Refusal, Reply, Request, State, Writer};
+use crate::wire::{self, End, Greeting, Hello, Me, PutBytes, Reader, Refusal, Reply, Request, State, Writer};
 
 /// How long who connects may take to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ pub(crate) trait PutHandler: std::fmt::Debug + Send + Sync {
 /// What a store has taken.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    pub(crate) handle: Handle,
+    pub(crate) handle: Arc<Handle>,
     /// The right with which the put may still be undone.
     pub(crate) undo: Option<Capability>,
 }
@@ -51,8 +51,7 @@ pub(crate) struct PutRequest {
     pub(crate) handle: Handle,
     /// That of the payload, which it keeps.
     pub(crate) capability: Capability,
-    /// All of its bytes; none where the store pulls them.
-    pub(crate) bytes: Vec<u8>,
+    pub(crate) bytes: PutBytes,
     pub(crate) token: Option<Token>,
     pub(crate) owner: Owner,
     /// How much of its life is left.
@@ -163,11 +162,11 @@ struct Replies(Arc<Outbox>);
 
 impl Replies {
     async fn send(&self, reply: &Reply) {
-        self.0.send_in_turn(wire::encode(reply)).await;
+        self.0.send_in_turn(reply).await;
     }
 
     fn send_now(&self, reply: &Reply) {
-        self.0.send(wire::encode(reply));
+        self.0.send(reply);
     }
 }
 

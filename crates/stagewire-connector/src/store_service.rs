@@ -1,5 +1,4 @@
-//! The store's side of a put: pulls payloads into a [`HostStore`], or writes the bytes that came along, and serves them from
-//! there.
+//! The store's side of a put: takes payloads into a [`HostStore`], and serves them from there.
 
 mod label;
 mod survivors;
@@ -21,6 +20,7 @@ use crate::connector::Shared;
 use crate::live::{Brought, Gone, Keep, Live};
 use crate::put::ended;
 use crate::serve::{PutHandler, PutRequest, Taken};
+use crate::wire::PutBytes;
 use crate::{Connector, ConsumeOptions, Consumer, Owner};
 use label::Label;
 
@@ -98,7 +98,8 @@ impl StoreService {
             Ok(draft) => draft,
             // The answer to an earlier put was lost.
             Err(StoreError::Exists { sealed: true, .. }) => {
-                return existing(&shared, &handle, capability, !bytes.is_empty()).await;
+                let complete = bytes != PutBytes::Consumed;
+                return existing(&shared, &handle, capability, complete).await;
             }
             Err(error) => return Err(error.to_failure()),
         };
@@ -111,10 +112,10 @@ impl StoreService {
             owner,
             expires,
         };
-        if bytes.is_empty() {
-            arriving.pull(shared, wait).await
-        } else {
-            arriving.write(&shared, &bytes).await
+        match bytes {
+            PutBytes::Sent(bytes) => arriving.write(&shared, &bytes).await,
+            PutBytes::Complete => arriving.copy(&shared, wait).await,
+            PutBytes::Consumed => arriving.consume(shared, wait).await,
         }
     }
 }
@@ -147,13 +148,27 @@ impl Arriving {
             room.copy_from_slice(here);
             bytes = rest;
         }
+        self.keep(shared).await
+    }
+
+    /// Copies a payload that is complete out of its producer's memory, and keeps it as one whose bytes came with it. Pins of
+    /// its regions have its producer leave the bytes as they are, also where it ends the payload meanwhile.
+    async fn copy(mut self, shared: &Arc<Shared>, wait: Duration) -> Result<Taken, Failure> {
+        let mut consumer = self.consumer(shared, wait)?;
+        consumer.copy_complete().await.map_err(|error| error.to_failure())?;
+        drop(consumer);
+        self.keep(shared).await
+    }
+
+    /// Keeps what was written here, until its producer says that it ended meanwhile.
+    async fn keep(self, shared: &Arc<Shared>) -> Result<Taken, Failure> {
         let right = self.handle.capability;
         // It waits for nothing once the object is sealed, nor does what follows.
         let object = self.draft.seal().await.map_err(|error| error.to_failure())?;
         let payload = self.handle.payload;
         let keep = Stored::new(&self.store, payload);
-        let handle = here(shared, self.handle, self.capability, &*object);
-        let live = Live::new(handle.clone(), self.owner, Arc::new(keep)).put_with(right);
+        let handle = Arc::new(here(shared, self.handle, self.capability, &*object));
+        let live = Live::new(Arc::clone(&handle), self.owner, Arc::new(keep)).put_with(right);
         match shared.hold(live, self.expires) {
             Some(publication) => publication.seal(),
             None => return Err(conflict(payload)),
@@ -167,8 +182,8 @@ impl Arriving {
         Ok(Taken { handle, undo })
     }
 
-    /// Has its producer's bytes copied here.
-    async fn pull(mut self, shared: Arc<Shared>, wait: Duration) -> Result<Taken, Failure> {
+    /// Consumes it into the draft.
+    fn consumer(&mut self, shared: &Arc<Shared>, wait: Duration) -> Result<Consumer, Failure> {
         let mut destinations = Vec::new();
         for (part, tensor) in self.handle.manifest.tensors().enumerate() {
             let target = match tensor.nbytes().0 {
@@ -182,8 +197,13 @@ impl Arriving {
             deadline: Some(wait),
             ..ConsumeOptions::default()
         };
-        let consumer = Consumer::new(Arc::clone(&shared), self.handle.clone(), options);
-        let mut consumer = consumer.map_err(|error| error.to_failure())?;
+        let consumer = Consumer::new(Arc::clone(shared), self.handle.clone(), options);
+        consumer.map_err(|error| error.to_failure())
+    }
+
+    /// Consumes it as anybody else would, and keeps it if it is still its producer's to give then.
+    async fn consume(mut self, shared: Arc<Shared>, wait: Duration) -> Result<Taken, Failure> {
+        let mut consumer = self.consumer(&shared, wait)?;
         for _ in 0..self.handle.manifest.chunks() {
             consumer.next().await.map_err(|error| error.to_failure())?;
         }
@@ -199,7 +219,7 @@ impl Arriving {
     }
 }
 
-/// A payload whose bytes are all here, pulled from its producer.
+/// A payload whose bytes are all here, consumed from its producer.
 struct Taking {
     arriving: Arriving,
     consumer: Consumer,
@@ -207,7 +227,7 @@ struct Taking {
 
 impl Taking {
     /// Keeps it from now on, unless its producer has ended it meanwhile. Returns the handle of what is here now.
-    async fn commit(mut self, shared: Arc<Shared>) -> Result<Handle, Failure> {
+    async fn commit(mut self, shared: Arc<Shared>) -> Result<Arc<Handle>, Failure> {
         let Arriving {
             store,
             draft,
@@ -226,8 +246,8 @@ impl Taking {
                 return Err(ended(payload));
             }
         }
-        let stored = here(&shared, handle, capability, &*object);
-        let live = Live::new(stored.clone(), owner, Arc::new(keep));
+        let stored = Arc::new(here(&shared, handle, capability, &*object));
+        let live = Live::new(Arc::clone(&stored), owner, Arc::new(keep));
         // Nothing is awaited between the seal and this: what is sealed is held, or taken away again.
         match shared.hold(live, expires) {
             Some(publication) => publication.seal(),
@@ -259,14 +279,14 @@ fn here(shared: &Shared, handle: Handle, capability: Capability, object: &dyn Ob
     }
 }
 
-/// The handle of a payload that is here already, for who may read it. `sent` says that its bytes came once more, and that
-/// the put may be undone, if those before it could be. One without bytes settles it: its producer relies on the answer.
-async fn existing(shared: &Shared, handle: &Handle, capability: Capability, sent: bool) -> Result<Taken, Failure> {
+/// The handle of a payload that is here already, for who may read it. `complete` says that the put may be undone, if those
+/// before it could be. One of a payload that is to be consumed settles it: its producer relies on the answer.
+async fn existing(shared: &Shared, handle: &Handle, capability: Capability, complete: bool) -> Result<Taken, Failure> {
     let live = shared
         .table()
         .get(handle.payload)
         .ok_or_else(|| conflict(handle.payload))?;
-    let mut found = live.handle().clone();
+    let mut found = Handle::clone(live.handle());
     if found.mode != TransferMode::Store || found.manifest != handle.manifest || found.capability != capability {
         return Err(conflict(handle.payload));
     }
@@ -274,13 +294,13 @@ async fn existing(shared: &Shared, handle: &Handle, capability: Capability, sent
         found.regions = brought.regions;
     }
     let right = handle.capability;
-    let undo = live.found_by(sent.then_some(right)).then_some(right);
+    let undo = live.found_by(complete.then_some(right)).then_some(right);
     if !shared.table().has(&live) {
         // It ended meanwhile, perhaps because a put before this one was undone.
         let message = format!("payload {} was taken back just now; put it again", handle.payload);
         return Err(Failure::new(ErrorClass::Unavailable, "store.lost", message));
     }
-    let handle = found;
+    let handle = Arc::new(found);
     Ok(Taken { handle, undo })
 }
 

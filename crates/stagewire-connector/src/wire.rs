@@ -11,7 +11,7 @@
 //!        ◀───────────────────────── Finished(id), after Finish
 //! Put(id, handle, bytes, token) ──▶
 //!        ◀───────────────────────── Stored(id) | Refused(id)
-//! Undo(payload, right) ───────────▶ where a payload that came with its bytes is not to be kept after all
+//! Undo(payload, right) ───────────▶ where a payload that was complete is not to be kept after all
 //! Reserve(id, bytes) ─────────────▶
 //!        ◀───────────────────────── Reserved(id) | Refused(id); room for a put, until it, or Leave(id)
 //! Release(id, payload, capability) ▶
@@ -33,7 +33,7 @@ use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use crate::Owner;
 
 /// Version of everything below; both sides refuse another one.
-pub(crate) const VERSION: u16 = 5;
+pub(crate) const VERSION: u16 = 6;
 const MAGIC: [u8; 4] = *b"SWC\n";
 /// A handle holds a manifest, whose metadata may be large; the rest of a frame is small.
 const MAX_FRAME: usize = MAX_METADATA + (16 << 20);
@@ -96,9 +96,7 @@ pub(crate) enum Request {
         /// `stagewire_core::Handle::to_bytes`. The payload keeps its capability, so that this handle finds it in the store.
         #[serde(with = "raw")]
         handle: Vec<u8>,
-        /// All of its bytes, tensor after tensor, where they are few; none where the store pulls them.
-        #[serde(with = "raw")]
-        bytes: Vec<u8>,
+        bytes: PutBytes,
         /// With which the store pulls the payload from its producer, and with which that one undoes the put.
         right: Capability,
         token: Option<Token>,
@@ -115,8 +113,19 @@ pub(crate) enum Request {
         #[serde(with = "raw")]
         body: Vec<u8>,
     },
-    /// Takes back a put of a payload that came with its bytes: its producer ended it before it heard of it. Has no answer.
+    /// Takes back a put of a payload that was complete: its producer ended it before it heard of it. Has no answer.
     Undo { payload: PayloadId, right: Capability },
+}
+
+/// How the bytes of a put get to the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum PutBytes {
+    /// All of them, tensor after tensor.
+    Sent(#[serde(with = "raw")] Vec<u8>),
+    /// All are complete at the producer, which lets the store copy them.
+    Complete,
+    /// The store consumes the payload as others do, and asks at the end whether it is to keep it.
+    Consumed,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,7 +145,7 @@ pub(crate) enum Reply {
         #[serde(with = "raw")]
         handle: Vec<u8>,
         /// The right of the put with which who asked takes it back where it does not want it any more. Of a payload that the
-        /// store has pulled, that is settled.
+        /// store has consumed, that is settled.
         undo: Option<Capability>,
     },
     Reserved {
@@ -283,6 +292,19 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
         .into()
 }
 
+/// A message as it goes over the socket, its length before it; `None` where it is too long.
+pub(crate) fn frame<T: Serialize>(message: &T) -> Option<Bytes> {
+    /// Of its length, big-endian, as [`codec`] has it.
+    const HEAD: usize = 4;
+    let mut room = Vec::with_capacity(1024);
+    room.extend([0; HEAD]);
+    let mut frame = postcard::to_extend(message, room).expect("frames hold nothing that postcard cannot encode");
+    let len = frame.len() - HEAD;
+    let head = u32::try_from(len).ok().filter(|_| len <= MAX_FRAME)?;
+    frame[..HEAD].copy_from_slice(&head.to_be_bytes());
+    Some(frame.into())
+}
+
 pub(crate) fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, Malformed> {
     postcard::from_bytes(frame).map_err(Malformed::from)
 }
@@ -319,6 +341,9 @@ mod raw {
     }
 }
 
+/// Bytes that are read at once: many small frames, or one that a payload has come along with.
+const READ_AT_ONCE: usize = 64 << 10;
+
 /// Frames from the other side, over either socket.
 pub(crate) type Reader = FramedRead<Box<dyn AsyncRead + Send + Unpin>, LengthDelimitedCodec>;
 /// Frames to the other side.
@@ -330,7 +355,8 @@ pub(crate) fn framed(
 ) -> (Reader, Writer) {
     let (read, write): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>) =
         (Box::new(read), Box::new(write));
-    (FramedRead::new(read, codec()), FramedWrite::new(write, codec()))
+    let reader = FramedRead::with_capacity(read, codec(), READ_AT_ONCE);
+    (reader, FramedWrite::new(write, codec()))
 }
 
 #[cfg(test)]

@@ -168,6 +168,7 @@ impl Journal {
         let durable = |state: &State| state.ledger.get(payload).is_some_and(|entry| entry.place.is_durable());
         let before = state.ledger.get(payload).cloned();
         let was = durable(&state);
+        let sealed = matches!(record, Record::Sealed(..)).then_some((frame::HEADER + body.len()) as u64);
         if state.ledger.apply(record).is_err() {
             return Ok(Appended::Unknown);
         }
@@ -186,7 +187,7 @@ impl Journal {
             return Err(self.failed("write")(source));
         }
         state.count += 1;
-        let after = weight(payload, state.ledger.get(payload));
+        let after = sealed.unwrap_or_else(|| weight(payload, state.ledger.get(payload)));
         state.sum = (state.sum + after).saturating_sub(weight(payload, before.as_ref()));
         Ok(if sync { Appended::Sync } else { Appended::Done })
     }

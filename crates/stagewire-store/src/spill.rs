@@ -271,6 +271,11 @@ impl Spill {
         books.paused = Some(Instant::now() + PAUSE);
     }
 
+    /// Begins no write for a while, because of a defect while a file took the place of an object in memory.
+    pub(crate) fn defect(&self, file: &SpillFile) {
+        self.pause(self.shared.directory.panicked("moving a payload to", &file.name));
+    }
+
     /// Whether no more writes are admitted before one has ended.
     pub(crate) fn is_busy(&self) -> bool {
         self.shared.books().writes >= MAX_WRITES

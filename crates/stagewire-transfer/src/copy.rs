@@ -1,4 +1,4 @@
-//! Copies: short ones at once, others in the background, by threads that take one batch of the plan after the other.
+//! Copies: short ones at once, long ones in the background, by threads that take one batch of the plan after the other.
 
 mod plain;
 mod plan;
@@ -22,6 +22,10 @@ use crate::target::Claim;
 /// Copies up to this run on the thread that asks. Handing over and back costs 20 to 50 µs, as much as copying a quarter
 /// to a half of this.
 const INLINE_BYTES: u64 = 1 << 20;
+
+/// Up to so many bytes, the thread that asks takes batches as well, while another wakes up. Half of this takes about as long
+/// as a tick of the scheduler, within which others of its runtime can wait.
+const JOINED_BYTES: u64 = 8 << 20;
 
 /// As long as they have at most so many pieces, which cost time of their own.
 const INLINE_PIECES: usize = 1024;
@@ -130,9 +134,13 @@ pub(crate) async fn run<M: Mover>(plan: Plan, mover: M, claim: Claim) -> Result<
         plan,
         mover,
     });
-    for _ in 0..batches.min(threads()) {
+    let joins = work.plan.bytes() <= JOINED_BYTES;
+    for _ in usize::from(joins)..batches.min(threads()) {
         let work = work.clone();
         spawn_blocking(move || work.take_batches());
+    }
+    if joins {
+        work.take_batches();
     }
     drop(work);
     finished

@@ -1,15 +1,17 @@
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use stagewire_core::{Peer, StageName};
+use stagewire_store::{OpenError, StoreLock};
 use stagewire_transfer::{Host, Memory, Network, SocketFile, Transport};
 use tokio::sync::{OnceCell, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TrackedFuture;
 
 use crate::carriers::Carriers;
 use crate::link::Links;
@@ -18,13 +20,16 @@ use crate::mode::ModeCounters;
 use crate::publish::settle::Settling;
 use crate::registered::Registry;
 use crate::serve::Holder;
+use crate::store_file::StoreFile;
 use crate::wire::End;
-use crate::{ModeReason, Publication, release, store_file};
+use crate::{ModeReason, Publication, release};
 
 /// What a connector and everything that came from it have in common.
 pub(crate) struct Shared {
     pub(super) role: StageName,
-    pub(super) run_dir: PathBuf,
+    pub(super) store_file: StoreFile,
+    /// The right to be the store of the run directory, where this is one.
+    pub(super) serves: Mutex<Option<StoreLock>>,
     pub(super) peer: Peer,
     pub(super) socket: SocketFile,
     pub(super) host: Arc<Host>,
@@ -110,23 +115,26 @@ impl Shared {
     }
 
     /// Who keeps payloads: who was named, else the store of the run directory, the first that is alive.
-    pub(crate) fn store(&self) -> Option<Peer> {
-        let mut stores = self.stores_of_run_dir().peekable();
-        let first = stores.peek().cloned();
-        stores.find(|store| self.is_alive(store)).or(first)
+    pub(crate) fn store(&self) -> Option<Arc<Peer>> {
+        let stores = self.stores_of_run_dir();
+        let alive = stores.iter().find(|store| self.is_alive(store));
+        alive.or(stores.first()).cloned()
+    }
+
+    /// Whether there is one, alive or not.
+    pub(crate) fn has_store(&self) -> bool {
+        self.store.borrow().is_some() || self.store_of_run_dir().is_some()
     }
 
     /// Every store that this process knows of, alive or not.
-    pub(crate) fn stores_of_run_dir(&self) -> impl Iterator<Item = Peer> + use<> {
-        let named = self.store.borrow().clone();
-        let run_dir = self.run_dir.clone();
-        let found = std::iter::once_with(move || store_file::find(&run_dir)).flatten();
-        named.into_iter().chain(found)
+    pub(crate) fn stores_of_run_dir(&self) -> Vec<Arc<Peer>> {
+        let named = self.store.borrow().clone().map(Arc::new);
+        named.into_iter().chain(self.store_of_run_dir()).collect()
     }
 
     /// The store that serves the run directory now, alive or not.
-    pub(crate) fn store_of_run_dir(&self) -> Option<Peer> {
-        store_file::find(&self.run_dir)
+    pub(crate) fn store_of_run_dir(&self) -> Option<Arc<Peer>> {
+        self.store_file.find()
     }
 
     /// Whether `store`, which serves the run directory now, has come in the place of one that is dead, and so has what
@@ -136,9 +144,16 @@ impl Shared {
         store.incarnation != dead.incarnation && self.is_here(dead) && place(store) == place(dead)
     }
 
+    /// Makes sure that no other process is the store of this run directory, before this one is.
+    pub(crate) fn claim_run_dir(&self) -> Result<(), OpenError> {
+        let lock = StoreLock::of_run_dir(self.store_file.run_dir())?;
+        *self.serves.lock().unwrap_or_else(PoisonError::into_inner) = Some(lock);
+        Ok(())
+    }
+
     /// Says that this process is the store of its run directory.
     pub(crate) fn announce_store(&self) {
-        if let Err(error) = store_file::announce(&self.run_dir, &self.peer) {
+        if let Err(error) = self.store_file.announce(&self.peer) {
             tracing::warn!(%error, "only who is told finds this store: its address could not be written");
         }
     }
@@ -200,9 +215,9 @@ impl Shared {
         self.parting.spawn_on(parting, &self.runtime);
     }
 
-    /// Has a payload move into a store. Closing waits for that to end.
-    pub(crate) fn spawn_move(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-        self.moving.spawn_on(task, &self.runtime).abort_handle()
+    /// Has closing wait for a payload that moves into a store.
+    pub(crate) fn track_move<F: Future<Output = ()>>(&self, moving: F) -> TrackedFuture<F> {
+        self.moving.track_future(moving)
     }
 
     /// Waits until nothing moves any more, which is soon once every payload has ended here.
@@ -227,7 +242,9 @@ impl Shared {
         self.links.close();
         self.host.stop();
         self.socket.remove();
-        store_file::withdraw(&self.run_dir, &self.peer);
+        self.store_file.withdraw(&self.peer);
+        let served = self.serves.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(served);
         true
     }
 }

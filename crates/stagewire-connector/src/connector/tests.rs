@@ -11,7 +11,7 @@ async fn a_close_that_was_given_up_is_finished_by_the_next() {
     let connector = Connector::start(options).await.expect("a connector");
     let (end, ended) = oneshot::channel::<()>();
     // On its way into a store.
-    connector.shared().spawn_move(async move { drop(ended.await) });
+    tokio::spawn(connector.shared().track_move(async move { drop(ended.await) }));
     for _ in 0..2 {
         let mut closing = Box::pin(connector.close());
         assert!(futures::poll!(&mut closing).is_pending(), "something moves");

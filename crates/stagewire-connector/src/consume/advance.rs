@@ -267,7 +267,7 @@ impl Consumer {
         self.check_end()
     }
 
-    async fn open_access(&self) -> Result<Access, AccessError> {
+    pub(super) async fn open_access(&self) -> Result<Access, AccessError> {
         let transports: Vec<_> = self.shared.transports().cloned().collect();
         let holder = &self.whereabouts.holder;
         Access::open(
@@ -425,7 +425,7 @@ impl Consumer {
         }
     }
 
-    fn access_error(&self, error: AccessError) -> ConsumeError {
+    pub(super) fn access_error(&self, error: AccessError) -> ConsumeError {
         let at = self.place();
         match error {
             AccessError::NoTransport(transport) => self.no_transport(transport),

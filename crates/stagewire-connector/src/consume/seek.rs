@@ -1,5 +1,6 @@
 //! Finding a payload again whose holder does not have it any more: in the store that serves the run directory now.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use stagewire_core::{Peer, TransferMode};
@@ -57,7 +58,12 @@ impl Consumer {
         let mut without: Vec<_> = refusal.map(|_| holder).into_iter().collect();
         loop {
             let mut last = None;
-            for store in told.iter().cloned().chain(self.shared.stores_of_run_dir()) {
+            for store in told
+                .iter()
+                .cloned()
+                .map(Arc::new)
+                .chain(self.shared.stores_of_run_dir())
+            {
                 last = Some(store.incarnation);
                 if asked.contains(&store.incarnation) {
                     continue;

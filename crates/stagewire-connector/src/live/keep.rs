@@ -23,7 +23,7 @@ pub(crate) trait Keep: fmt::Debug + Send + Sync {
         false
     }
 
-    /// All bytes, tensor after tensor, where this process can read them and they do not change any more.
+    /// All bytes, tensor after tensor, where this process can read them. They do not change any more.
     fn bytes(&self) -> Option<Vec<u8>> {
         None
     }

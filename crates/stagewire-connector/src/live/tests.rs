@@ -283,7 +283,7 @@ fn memory_takes_no_readers_before_the_end_of_its_payload_is_shown() {
     let world = World::new();
     for fails in [false, true] {
         let closing = Arc::new(Closing::default());
-        let handle = world.live(CONSUMED).handle().clone();
+        let handle = Handle::clone(world.live(CONSUMED).handle());
         let live = Live::new(handle, CONSUMED, Arc::new(Closes(Arc::clone(&closing))));
         let live = world.table.insert(live).expect("the id is free");
         closing.states.set(live.subscribe()).expect("set once");

@@ -1,13 +1,13 @@
 //! What goes on after `publish` has returned: the way into the store, and the watch over the consumer.
 
-use std::future::Future as _;
+mod begun;
+
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Waker};
 use std::time::Duration;
 
+use begun::Begun;
 use stagewire_core::{Classify, ErrorClass, Handle, Peer, TransferMode};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::connector::{Moving, Shared};
@@ -21,7 +21,7 @@ use crate::{ModeReason, PutError, PutPlace};
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// How a publication came out: where the payload is now.
-pub(super) type Outcome = Result<Handle, Arc<PutError>>;
+pub(super) type Outcome = Result<Arc<Handle>, Arc<PutError>>;
 
 /// Which way a payload goes, and why.
 pub(super) type Way = (TransferMode, ModeReason);
@@ -31,9 +31,9 @@ pub(super) type Way = (TransferMode, ModeReason);
 pub(crate) struct Settling {
     way: Mutex<Way>,
     /// Where it is, once it is in the store.
-    stored: OnceLock<Handle>,
+    stored: OnceLock<Arc<Handle>>,
     outcome: watch::Sender<Option<Outcome>>,
-    task: Mutex<Option<AbortHandle>>,
+    task: Mutex<Option<Arc<Begun>>>,
 }
 
 /// What is still to be done for a payload.
@@ -59,31 +59,26 @@ impl Settling {
 
     /// It is where it is to be.
     pub(crate) fn stay(&self, live: &Live) {
-        self.settle(Ok(live.handle().clone()));
+        self.settle(Ok(Arc::clone(live.handle())));
     }
 
     /// Begins. `wait` bounds how long the store may take.
     pub(crate) fn begin(self: &Arc<Self>, shared: &Arc<Shared>, live: &Arc<Live>, plan: Plan, wait: Duration) {
+        let all = Arc::clone(shared);
         let (shared, live, settling) = (Arc::clone(shared), Arc::clone(live), Arc::clone(self));
-        let all = Arc::clone(&shared);
+        // What can go at once is on its way before this returns.
         let task = match plan {
             Plan::Stay => return self.stay(&live),
             Plan::Store => {
-                let mut storing = Box::pin(async move { settling.store(&shared, &live, wait).await });
-                let entered = all.runtime().enter();
-                // What can go at once is on its way before another thread is woken to follow it.
-                let first = storing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-                drop(entered);
-                if first.is_ready() {
-                    return;
-                }
-                all.spawn_move(storing)
+                let storing = async move { settling.store(&shared, &live, wait).await };
+                Begun::new(all.runtime(), all.track_move(storing))
             }
             Plan::StoreWithout(consumer) => {
-                all.spawn_move(async move { settling.guard(&shared, &live, &consumer, wait).await })
+                let guarding = async move { settling.guard(&shared, &live, &consumer, wait).await };
+                Begun::new(all.runtime(), all.track_move(guarding))
             }
         };
-        *lock(&self.task) = Some(task);
+        *lock(&self.task) = task;
     }
 
     /// Which way the payload goes, as far as it is known now.
@@ -93,7 +88,7 @@ impl Settling {
 
     /// The handle that leads straight to the store, once the payload is there.
     pub(super) fn stored(&self) -> Option<&Handle> {
-        self.stored.get()
+        self.stored.get().map(|stored| &**stored)
     }
 
     /// The first outcome stays. Returns whether this is it.
@@ -146,8 +141,8 @@ impl Settling {
         let moving = Moving::new(shared, live);
         let outcome = match move_to_store(shared, live, wait, None).await {
             Ok(stored) => {
-                let stored = self.stored.get_or_init(|| stored);
-                Ok(stored.clone())
+                let stored = self.stored.get_or_init(|| Arc::new(stored));
+                Ok(Arc::clone(stored))
             }
             Err(error) => {
                 // Nobody else would end it, and consumers are told why it is gone.
@@ -161,8 +156,8 @@ impl Settling {
 
     /// Keeps room in the store, and moves the payload there when its consumer ends before it does.
     async fn guard(&self, shared: &Arc<Shared>, live: &Arc<Live>, consumer: &Peer, wait: Duration) {
-        let reserved = match shared.store() {
-            Some(_) => tokio::select! {
+        let reserved = match shared.has_store() {
+            true => tokio::select! {
                 reserved = put::reserve(shared, live, wait) => {
                     if let Err(error) = &reserved {
                         // Its consumer can read it all the same.
@@ -175,9 +170,9 @@ impl Settling {
                 () = ended(live) => None,
                 () = shared.lost(consumer) => None,
             },
-            None => None,
+            false => None,
         };
-        self.settle(Ok(live.handle().clone()));
+        self.settle(Ok(Arc::clone(live.handle())));
         tokio::select! {
             () = ended(live) => {}
             () = shared.lost(consumer) => self.fall_back(shared, live, wait, reserved).await,
@@ -194,7 +189,7 @@ impl Settling {
                 let fallen = (TransferMode::Store, ModeReason::ConsumerLost);
                 // Whoever sees the new way sees the new handle and the new counts, too.
                 let mut way = lock(&self.way);
-                let _ = self.stored.set(stored);
+                let _ = self.stored.set(Arc::new(stored));
                 shared.modes().change(*way, fallen);
                 *way = fallen;
             }
@@ -249,7 +244,7 @@ async fn move_to_store(
         };
         if !shared.table().has(live) {
             return match shared.table().gone(live.handle().payload) {
-                Some(Gone::Consumed) => Ok(live.handle().clone()),
+                Some(Gone::Consumed) => Ok(Handle::clone(live.handle())),
                 _ => Err(error),
             };
         }

@@ -19,6 +19,8 @@ impl StoreService {
     /// # Errors
     /// [`OpenError`]; nothing is served then.
     pub async fn open(connector: &Connector, options: StoreOptions) -> Result<(Arc<Self>, Recovery), OpenError> {
+        // First: with another data directory, both would open, and the second take the first one's place.
+        connector.shared().claim_run_dir()?;
         let (store, recovery) = HostStore::open(connector.host(), options).await?;
         // All of them before the first is served: a store that is not opened leaves everything to the next one.
         let labels = recovery.survivors.iter().map(|survivor| {

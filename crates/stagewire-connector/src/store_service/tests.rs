@@ -45,8 +45,8 @@ impl World {
         stored.expect("there is room")
     }
 
-    /// Has the store take so many bytes that come with the put.
-    async fn put_for(&self, right: Capability, len: usize) -> Result<Taken, Failure> {
+    /// Has the store take it.
+    async fn put_for(&self, right: Capability, bytes: PutBytes) -> Result<Taken, Failure> {
         let first = self.publication.handle();
         let request = PutRequest {
             handle: Handle {
@@ -54,7 +54,7 @@ impl World {
                 ..first.clone()
             },
             capability: first.capability,
-            bytes: vec![1; len],
+            bytes,
             token: None,
             owner: Owner::Lease(Lease::Pinned),
             expires: None,
@@ -63,6 +63,10 @@ impl World {
         };
         self.service.put(request).await
     }
+}
+
+fn sent(len: usize) -> PutBytes {
+    PutBytes::Sent(vec![1; len])
 }
 
 fn manifest(len: u64) -> Manifest {
@@ -78,16 +82,17 @@ async fn what_a_store_has_taken_ends_there_too() {
     let world = World::new().await;
     let (shared, keeper) = (world.producer.shared(), &world.keeper);
     let live = Arc::clone(world.publication.live());
-    let handle = live.handle().clone();
+    let handle = Handle::clone(live.handle());
     let right = Capability::from_random([7; 16]);
-    live.asked().add(right, keeper.peer());
+    let store = Arc::new(keeper.peer().clone());
+    live.asked().add(right, &store);
     // Nobody has it: that is no error.
     release_elsewhere(shared, &live).await.expect("nothing to do");
     assert_eq!(world.producer.live(), [handle.payload], "only stores are asked");
 
     // It has it, and its answer has not come.
-    let moving = live.begin_move(right, Arc::new(keeper.peer().clone()));
-    world.put_for(right, 4).await.expect("there is room");
+    let moving = live.begin_move(right, Arc::clone(&store));
+    world.put_for(right, sent(4)).await.expect("there is room");
     release_elsewhere(shared, &live).await.expect("nothing to do yet");
     assert_eq!(keeper.live(), [handle.payload], "its producer is about to hear of it");
     drop(moving);
@@ -102,7 +107,7 @@ async fn what_a_store_has_taken_ends_there_too() {
     };
     let listener = tokio::net::UnixListener::bind(&silent.socket).expect("a socket");
     live.asked().remove(right);
-    live.asked().add(right, &silent);
+    live.asked().add(right, &Arc::new(silent));
     let mut parting = Box::pin(release_elsewhere(shared, &live));
     assert!(futures::poll!(&mut parting).is_pending(), "nobody answers");
     world.put().await;
@@ -118,7 +123,7 @@ async fn what_a_store_has_taken_ends_there_too() {
             ..handle.clone()
         };
         let live = Live::new(handle, Owner::Lease(Lease::Pinned), Arc::new(Nothing));
-        live.asked().add(right, keeper.peer());
+        live.asked().add(right, &store);
         live
     };
     let forged = other(Capability::from_random([9; 16]));
@@ -153,7 +158,7 @@ async fn a_repeated_put_proves_its_right() {
                 ..first.clone()
             },
             capability,
-            bytes: Vec::new(),
+            bytes: PutBytes::Consumed,
             token: None,
             owner: Owner::Lease(Lease::Pinned),
             expires: None,
@@ -163,7 +168,7 @@ async fn a_repeated_put_proves_its_right() {
         world.service.put(request)
     };
     let found = again(first.capability, manifest(4)).await;
-    assert_eq!(found.expect("it is there").handle, stored);
+    assert_eq!(*found.expect("it is there").handle, stored);
     let forged = Capability::from_random([8; 16]);
     for (capability, manifest) in [
         (forged, manifest(4)),
@@ -210,7 +215,8 @@ async fn a_store_speaks_for_the_one_before_it_only() {
 #[tokio::test]
 async fn a_put_is_undone_unless_another_has_found_it() {
     let world = World::new().await;
-    let put = |right: u8, len: usize| world.put_for(Capability::from_random([right; 16]), len);
+    let put_for = |right: u8, bytes| world.put_for(Capability::from_random([right; 16]), bytes);
+    let put = |right, len| put_for(right, sent(len));
     let (payload, table) = (world.publication.handle().payload, world.keeper.shared().table());
     let undo = |right: u8| table.undo(payload, Capability::from_random([right; 16]));
     for len in [3, 5] {
@@ -232,9 +238,9 @@ async fn a_put_is_undone_unless_another_has_found_it() {
     undo(8);
     assert!(world.keeper.live().is_empty() && !world.service.store().has(payload));
 
-    // Whose bytes the store would have pulled has given the payload up once it is answered.
+    // Who would have the store consume it has given the payload up once it is answered.
     put(7, 4).await.expect("there is room");
-    let found = put(8, 0).await.expect("it is there");
+    let found = put_for(8, PutBytes::Consumed).await.expect("it is there");
     assert_eq!(found.undo, None);
     put(9, 4).await.expect("it is there");
     for right in [7, 8, 9] {

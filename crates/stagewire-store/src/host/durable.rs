@@ -1,22 +1,20 @@
 //! What makes a store survive its process: its index on disk, and its memory with a keeper.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
 use stagewire_transfer::{Arena, Extent, Inherited, ProcessWatch, SegmentName};
 use tokio::sync::watch;
 
 use crate::journal::Journal;
 use crate::keeper::Link;
-use crate::{DurableOptions, KeeperCommand, KeeperError, OpenError};
+use crate::{DurableOptions, KeeperCommand, KeeperError, OpenError, StoreLock};
 
-const LOCK: &str = "store.lock";
 const ID: &str = "store.id";
 /// Pause before another try to start a keeper.
 const RETRY: Duration = Duration::from_secs(1);
@@ -30,7 +28,7 @@ pub(super) struct Durable {
     pub(super) id: String,
     /// Dropped with the store: ends the task that watches the keeper.
     alive: watch::Sender<()>,
-    _lock: File,
+    _lock: StoreLock,
 }
 
 /// What was found in a data directory.
@@ -45,7 +43,7 @@ impl Durable {
     pub(super) fn open(options: &DurableOptions) -> Result<Found, OpenError> {
         let DurableOptions { dir, keeper } = options;
         let dir = private_dir(dir)?;
-        let lock = lock(&dir)?;
+        let lock = StoreLock::of_data_dir(&dir)?;
         let id = id(&dir)?;
         let (journal, torn_bytes) = Journal::open(&dir)?;
         let link = Link::open(&dir, keeper)?;
@@ -330,22 +328,6 @@ fn private_dir(dir: &Path) -> Result<PathBuf, OpenError> {
         });
     }
     fs::canonicalize(dir).map_err(failed("find"))
-}
-
-/// The lock of the directory, for as long as the file is open.
-fn lock(dir: &Path) -> Result<File, OpenError> {
-    let failed = |source| OpenError::Dir {
-        what: "lock",
-        dir: dir.to_owned(),
-        source,
-    };
-    let mut options = OpenOptions::new();
-    let options = options.write(true).create(true).truncate(false).mode(0o600);
-    let file = options.open(dir.join(LOCK)).map_err(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(OpenError::InUse { dir: dir.to_owned() }),
-        locked => locked.map(|()| file).map_err(|error| failed(error.into())),
-    }
 }
 
 /// The id of the directory, made where there is none. Only who has its lock may call this.

@@ -1,5 +1,6 @@
 //! Makes room for those who wait for it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
@@ -263,6 +264,26 @@ impl Inner {
         }
     }
 
+    /// Has the index on disk name the memory again, whatever a defect has left there. The panic was reported where it
+    /// happened; errors about space say that there was one.
+    fn recall(&self, about: &Arc<About>, file: &SpillFile) {
+        let named = catch_unwind(AssertUnwindSafe(|| {
+            let mut index = self.lock();
+            let (Some(durable), Some(object)) = (&self.durable, index.writing(about)) else {
+                return true;
+            };
+            let moved = Record::Moved(about.payload, object.place());
+            durable.journal.append(moved).is_ok()
+        }));
+        if !named.unwrap_or(false) {
+            // It may name the file for all that is known.
+            file.abandon();
+        }
+        if let Some(spill) = &self.spill {
+            spill.defect(file);
+        }
+    }
+
     /// Moves an object to a file, on another thread.
     fn write(self: &Arc<Self>, object: Arc<HostObject>, charge: Charge) {
         let Some(spill) = &self.spill else { return };
@@ -270,7 +291,13 @@ impl Inner {
         let store = Arc::downgrade(self);
         spill.write(object, charge, move |file| {
             let Some(store) = store.upgrade() else { return };
-            let file = file.ok().filter(|file| store.enter(&about, file));
+            let file = file.ok().filter(|file| {
+                let entered = catch_unwind(AssertUnwindSafe(|| store.enter(&about, file)));
+                entered.unwrap_or_else(|_| {
+                    store.recall(&about, file);
+                    false
+                })
+            });
             let object = store.lock().end_writing(&about, nbytes, file);
             if let Some(object) = object {
                 store.counts.spilled.add(about.nbytes());

@@ -183,12 +183,14 @@ fn assert_index<T: fmt::Debug>(result: Result<T, StoreError>) {
 
 const TORN: Faults = Faults {
     write: Some(9),
+    panic: false,
     cut: false,
     sync: false,
     sync_dir: false,
 };
 const NO_SYNC: Faults = Faults {
     write: None,
+    panic: false,
     cut: false,
     sync: true,
     sync_dir: false,
@@ -276,6 +278,36 @@ async fn objects_stay_in_memory_where_the_index_cannot_name_their_file() {
         world.all_there(0..=ROOM).await;
         world.store.close().await.expect("it ends");
     }
+}
+
+/// The thread that has written the file tells the store. A defect there is nobody's loss, and the next try goes well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_on_the_way_into_a_file_leaves_the_object_in_memory() {
+    let world = World::new().await;
+    world.fill(0..ROOM).await;
+    world.fail(Faults {
+        panic: true,
+        ..Faults::default()
+    });
+    let full = world.put(ROOM, Duration::from_millis(300)).await;
+    let full = full.expect_err("nothing moves for a second");
+    let fault = world.store.usage().spill.and_then(|spill| spill.fault);
+    let fault = fault.expect("there was a defect");
+    assert_eq!(
+        (fault.class(), fault.reason()),
+        (ErrorClass::Internal, "spill.defect"),
+        "{fault}"
+    );
+    assert!(full.to_string().contains(&fault.to_string()), "{full}");
+    assert_eq!(world.in_files().await, BTreeMap::new(), "the index names a file");
+    until("the file is gone", || world.spill_files().is_empty()).await;
+    world.all_there(0..ROOM).await;
+    world.put(ROOM, PATIENCE).await.expect("the next try goes well");
+    world.all_there(0..=ROOM).await;
+    let world = world.killed().await;
+    assert_eq!(world.recovery.lost.objects, 0);
+    world.all_there(0..=ROOM).await;
+    world.store.close().await.expect("it ends");
 }
 
 #[tokio::test(flavor = "multi_thread")]

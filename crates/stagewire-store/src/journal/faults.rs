@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) struct Faults {
     /// Writes fail after so many bytes.
     pub(crate) write: Option<usize>,
+    /// The next write panics, and that alone.
+    pub(crate) panic: bool,
     /// What a failed write has left cannot be cut off.
     pub(crate) cut: bool,
     /// Syncs of files fail. As in Linux, what they should have written counts as clean from then on, and is lost with the
@@ -118,6 +120,8 @@ impl Image {
     }
 
     pub(super) fn before_write(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let panics = std::mem::take(&mut lock(&self.disk.0).faults.panic);
+        assert!(!panics, "on purpose");
         match self.faults().write {
             Some(good) => {
                 file.write_all_at(&bytes[..good.min(bytes.len())], offset)?;

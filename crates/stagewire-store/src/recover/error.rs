@@ -19,8 +19,10 @@ pub enum OpenError {
     },
     #[error("the store's data directory {} is open to others: {problem}; it must be this user's alone, mode 0700", dir.display())]
     Insecure { dir: PathBuf, problem: String },
-    #[error("another store uses the data directory {}", dir.display())]
-    InUse { dir: PathBuf },
+    #[error("another store{} uses the data directory {}", of(*pid), dir.display())]
+    InUse { dir: PathBuf, pid: Option<u32> },
+    #[error("another store{} serves the run directory {}; stop that one, or use another directory", of(*pid), dir.display())]
+    Served { dir: PathBuf, pid: Option<u32> },
     #[error(transparent)]
     Index(#[from] JournalError),
     #[error(transparent)]
@@ -46,12 +48,17 @@ pub enum OpenError {
     Register { payload: PayloadId, source: RegisterError },
 }
 
+/// Who has what this store wants, for people.
+fn of(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+}
+
 impl Classify for OpenError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Dir { .. } => ErrorClass::Unavailable,
             Self::Insecure { .. } => ErrorClass::Denied,
-            Self::InUse { .. } => ErrorClass::Conflict,
+            Self::InUse { .. } | Self::Served { .. } => ErrorClass::Conflict,
             Self::Index(source) => source.class(),
             Self::Keeper(source) => source.class(),
             Self::Spill(source) => source.class(),
@@ -66,7 +73,7 @@ impl Classify for OpenError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Dir { .. } | Self::Insecure { .. } => "store.data_dir",
-            Self::InUse { .. } => "store.in_use",
+            Self::InUse { .. } | Self::Served { .. } => "store.in_use",
             Self::Index(source) => source.reason(),
             Self::Keeper(source) => source.reason(),
             Self::Spill(source) => source.reason(),

@@ -137,14 +137,31 @@ fn a_second_store_and_bad_input_are_refused() {
     let world = World::new();
     let (store, _) = start(&world);
     let data = world.path("data");
-    let data = data.to_str().unwrap();
-    let done = world.run(["store", "--capacity", CAPACITY, "--data-dir", data]);
-    assert_eq!(done.code, 1);
-    assert!(
-        done.stderr.contains("another store uses the data directory DIR/data"),
-        "{}",
-        done.stderr
-    );
+    // In the same run directory, and in another one with the same data.
+    let (elsewhere, other) = (world.path("elsewhere"), world.path("other"));
+    let pid = store.0.id();
+    for (run, data, expected) in [
+        (
+            None,
+            &other,
+            format!("another store (process {pid}) serves the run directory DIR/run"),
+        ),
+        (
+            Some(&elsewhere),
+            &data,
+            format!("another store (process {pid}) uses the data directory DIR/data"),
+        ),
+    ] {
+        let mut arguments = vec!["store", "--capacity", CAPACITY, "--data-dir", data.to_str().unwrap()];
+        arguments.extend(
+            run.map(|run| ["--run-dir", run.to_str().unwrap()])
+                .into_iter()
+                .flatten(),
+        );
+        let done = world.run(arguments);
+        assert_eq!(done.code, 1);
+        assert!(done.stderr.contains(&expected), "{}", done.stderr);
+    }
     let done = world.run(["store", "--capacity", "lots"]);
     assert_eq!(done.code, 2, "{}", done.stderr);
     let done = world.run(["keeper"]);

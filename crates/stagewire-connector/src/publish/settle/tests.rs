@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::serve::PutRequest;
-use crate::wire::{self, Greeting, Refusal, Reply, Request};
+use crate::wire::{self, Greeting, PutBytes, Refusal, Reply, Request};
 use crate::{Connector, ConnectorOptions, ConsumeOptions, Mode, Owner, Publication, PublishSpec, StoreService};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -171,7 +171,7 @@ async fn take(store: &Connector, handle: &[u8], right: stagewire_core::Capabilit
             capability: right,
             ..handle
         },
-        bytes: Vec::new(),
+        bytes: PutBytes::Consumed,
         token: None,
         owner,
         expires: None,

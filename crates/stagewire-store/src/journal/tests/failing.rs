@@ -146,7 +146,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         12 => step().prop_map(Event::Step),
         4 => Just(Event::Sync),
-        1 => faults.prop_map(|(write, [cut, sync, sync_dir])| Event::Fault(Faults { write, cut, sync, sync_dir })),
+        1 => faults.prop_map(|(write, [cut, sync, sync_dir])| Event::Fault(Faults { write, panic: false, cut, sync, sync_dir })),
         2 => Just(Event::Healthy),
     ]
 }
