@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Failure, Incarnation, StageName, Timestamp, Token};
 
-use crate::Loss;
+use crate::job::{Job, Phase};
+use crate::{Event, Loss};
 
 /// Attempts that a log holds; older ones are dropped and counted.
 const LONGEST: usize = 32;
@@ -15,10 +16,10 @@ const MESSAGE: usize = 512;
 
 /// The attempts of a job that have ended, the first to end first: the last 32 of them.
 ///
-/// It stays when the job is redriven, and costs a job without attempts nothing.
+/// It stays when the job is redriven, and costs a job without attempts nothing. It is written where events are applied and
+/// not where they are decided, so that the copies of the job which a decision works on share it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct AttemptLog {
-    /// Shared with copies of the job, which are made often.
     ended: Arc<VecDeque<EndedAttempt>>,
     dropped: u32,
 }
@@ -56,7 +57,40 @@ pub enum AttemptEnd {
     Fenced(Failure),
 }
 
+impl EndedAttempt {
+    /// The attempt that the event ends, while it still runs.
+    pub(crate) fn of(job: &Job, at: Timestamp, token: Token, event: &Event) -> Option<Self> {
+        let run = job.run(job.find(token)?);
+        let Phase::Running(attempt) = &run.phase else {
+            return None;
+        };
+        Some(Self {
+            token,
+            stage: run.name.clone(),
+            worker: attempt.worker,
+            name: Arc::clone(&attempt.name),
+            began: attempt.since,
+            ended: at,
+            end: AttemptEnd::of(event)?.shortened(),
+        })
+    }
+}
+
 impl AttemptEnd {
+    /// How the event ends an attempt, if it does.
+    fn of(event: &Event) -> Option<Self> {
+        match event {
+            Event::AttemptCompleted { .. } => Some(Self::Completed),
+            Event::AttemptFailed { failure, .. } => Some(Self::Failed(failure.clone())),
+            Event::AttemptLost { loss, failure, .. } => Some(Self::Lost {
+                loss: *loss,
+                failure: failure.clone(),
+            }),
+            Event::AttemptFenced { failure, .. } => Some(Self::Fenced(failure.clone())),
+            _ => None,
+        }
+    }
+
     /// The end in one word: `completed`, `failed`, `fenced`, or what [`Loss::name`] says.
     pub const fn name(&self) -> &'static str {
         match self {

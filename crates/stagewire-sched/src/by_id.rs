@@ -1,12 +1,12 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::marker::PhantomData;
 
-use stagewire_core::{Incarnation, JobId};
+use stagewire_core::{Incarnation, JobId, PayloadId};
 
 #[expect(clippy::disallowed_types, reason = "nothing iterates over it")]
-type Map<T> = std::collections::HashMap<u128, Box<T>, BuildHasherDefault<Mix>>;
+type Map<T> = std::collections::HashMap<u128, T, BuildHasherDefault<Mix>>;
 
 /// An id that is a UUID.
 pub(crate) trait Id: Copy {
@@ -26,30 +26,33 @@ impl Id for Incarnation {
     }
 }
 
-/// A map that finds by hash and iterates in the order of its ids, which is the same in every run. Ids are looked up
-/// several times for each event, and come and go once in their lives.
-#[derive(Clone)]
-pub(crate) struct ById<I, T> {
+impl Id for PayloadId {
+    fn number(self) -> u128 {
+        self.0.as_u128()
+    }
+}
+
+/// A map that finds by hash.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Lookup<I, T> {
     map: Map<T>,
-    order: BTreeSet<u128>,
     id: PhantomData<I>,
 }
 
-impl<I: Id, T> ById<I, T> {
+impl<I: Id, T> Lookup<I, T> {
     pub(crate) fn new() -> Self {
         Self {
             map: Map::default(),
-            order: BTreeSet::new(),
             id: PhantomData,
         }
     }
 
     pub(crate) fn get(&self, id: &I) -> Option<&T> {
-        self.map.get(&id.number()).map(|found| &**found)
+        self.map.get(&id.number())
     }
 
     pub(crate) fn get_mut(&mut self, id: &I) -> Option<&mut T> {
-        self.map.get_mut(&id.number()).map(|found| &mut **found)
+        self.map.get_mut(&id.number())
     }
 
     pub(crate) fn contains_key(&self, id: &I) -> bool {
@@ -57,19 +60,68 @@ impl<I: Id, T> ById<I, T> {
     }
 
     pub(crate) fn insert(&mut self, id: I, value: T) {
+        self.map.insert(id.number(), value);
+    }
+
+    pub(crate) fn remove(&mut self, id: &I) -> Option<T> {
+        self.map.remove(&id.number())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.map.len()
+    }
+}
+
+impl<I, T: fmt::Debug> fmt::Debug for Lookup<I, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(self.map.iter().collect::<BTreeMap<_, _>>())
+            .finish()
+    }
+}
+
+/// A map that finds by hash and iterates in the order of its ids, which is the same in every run. Ids are looked up
+/// several times for each event, and come and go once in their lives.
+#[derive(Clone)]
+pub(crate) struct ById<I, T> {
+    map: Lookup<I, Box<T>>,
+    order: BTreeSet<u128>,
+}
+
+impl<I: Id, T> ById<I, T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            map: Lookup::new(),
+            order: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn get(&self, id: &I) -> Option<&T> {
+        self.map.get(id).map(|found| &**found)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: &I) -> Option<&mut T> {
+        self.map.get_mut(id).map(|found| &mut **found)
+    }
+
+    pub(crate) fn contains_key(&self, id: &I) -> bool {
+        self.map.contains_key(id)
+    }
+
+    pub(crate) fn insert(&mut self, id: I, value: T) {
         self.order.insert(id.number());
-        self.map.insert(id.number(), Box::new(value));
+        self.map.insert(id, Box::new(value));
     }
 
     pub(crate) fn remove(&mut self, id: &I) -> Option<T> {
         self.order.remove(&id.number());
-        self.map.remove(&id.number()).map(|found| *found)
+        self.map.remove(id).map(|found| *found)
     }
 
     pub(crate) fn values(&self) -> impl DoubleEndedIterator<Item = &T> {
         self.order
             .iter()
-            .filter_map(|id| self.map.get(id))
+            .filter_map(|id| self.map.map.get(id))
             .map(|value| &**value)
     }
 }

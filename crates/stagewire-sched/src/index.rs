@@ -1,9 +1,10 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 
 use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp};
 use uuid::Uuid;
 
+use crate::by_id::Lookup;
 use crate::job::{Job, Phase};
 use crate::queue::{Queue, Rank};
 use crate::tally::Pool;
@@ -20,7 +21,7 @@ pub(crate) struct Index {
     pub(crate) queues: Vec<Queue>,
     pub(crate) timers: Timers,
     /// Where a live payload belongs.
-    pub(crate) payloads: BTreeMap<PayloadId, (JobId, StageIndex)>,
+    pub(crate) payloads: Lookup<PayloadId, (JobId, StageIndex)>,
     /// Live payloads by who holds them.
     held_by: BTreeSet<(Holder, PayloadId)>,
     /// Jobs that have not ended, the oldest first.
@@ -172,7 +173,7 @@ impl JobMark {
             ended: job.ended(),
             died: job.died(),
             cancel: job.cancel_deadline(limits),
-            drop: job.drop_deadline(topology),
+            drop: job.drop_deadline(begun),
             holds: stages.iter().any(|stage| stage.credit).then(at_work),
             stages,
         }
@@ -202,7 +203,7 @@ impl Index {
         Self {
             queues: vec![Queue::new(topology); topology.stages().len()],
             timers: Timers::default(),
-            payloads: BTreeMap::new(),
+            payloads: Lookup::new(),
             held_by: BTreeSet::new(),
             active: BTreeSet::new(),
             holding: BTreeSet::new(),

@@ -127,7 +127,7 @@ pub struct StageRun {
     pub(crate) result: Option<Box<ResultInfo>>,
 }
 
-/// Where a stage of a job is.
+/// Where a stage of a job is. Few of many jobs are offered or run, and copies share what there is to say of those.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// It waits for its inputs.
@@ -145,9 +145,9 @@ pub enum Phase {
         again: bool,
     },
     /// A worker has been asked.
-    Offered(Offering),
+    Offered(Arc<Offering>),
     /// A worker runs it.
-    Running(Running),
+    Running(Arc<Running>),
     /// It is done.
     Done {
         /// Since when.
@@ -298,7 +298,7 @@ impl Phase {
     }
 
     /// Since when.
-    pub const fn since(&self) -> Timestamp {
+    pub fn since(&self) -> Timestamp {
         match self {
             Self::Blocked { since, .. } | Self::Queued { since, .. } | Self::Done { since, .. } => *since,
             Self::Offered(offer) => offer.since,
@@ -307,7 +307,7 @@ impl Phase {
     }
 
     /// The token of the offer, the attempt, or the attempt that did it.
-    pub const fn token(&self) -> Option<Token> {
+    pub fn token(&self) -> Option<Token> {
         match self {
             Self::Blocked { .. } | Self::Queued { .. } => None,
             Self::Offered(offer) => Some(offer.token),
@@ -317,7 +317,7 @@ impl Phase {
     }
 
     /// The worker that was asked or that runs it.
-    pub const fn worker(&self) -> Option<Incarnation> {
+    pub fn worker(&self) -> Option<Incarnation> {
         match self {
             Self::Offered(offer) => Some(offer.worker),
             Self::Running(attempt) => Some(attempt.worker),

@@ -114,4 +114,4 @@ pub use refusal::Refusal;
 pub use sched::{ByteCredit, RestoreError, Sched, Snapshot};
 pub use tally::{JobTally, StageTally};
 pub use topology::{ClassSpec, EdgeSpec, Flow, OutputSpec, StageKind, StageSpec, Topology, TopologyError};
-pub use worker::{LinkState, Slot, Worker};
+pub use worker::{LinkState, Slot, Slots, Worker};

@@ -68,6 +68,8 @@ impl Timer {
 pub(crate) struct Timers {
     /// All but those below.
     most: BTreeSet<(Timestamp, Timer)>,
+    /// [`Timer::Attempt`], which are set anew with each renewal.
+    attempts: BTreeSet<(Timestamp, JobId, StageIndex)>,
     /// [`Timer::Stop`], which are few, and long.
     stops: BTreeSet<(Timestamp, Incarnation, Token)>,
 }
@@ -78,7 +80,10 @@ impl Timers {
             .stops
             .first()
             .map(|(at, worker, token)| (*at, Due::Stop(*worker, *token)));
-        let most = self.most.first().map(|(at, timer)| (*at, Due::Timer(*timer)));
+        let attempt = self.attempts.first();
+        let attempt = attempt.map(|(at, job, stage)| (*at, Timer::Attempt(*job, *stage)));
+        let most = self.most.first().copied().into_iter().chain(attempt).min();
+        let most = most.map(|(at, timer)| (at, Due::Timer(timer)));
         match (stop, most) {
             // What a worker does not stop comes after its loss, and before all the rest.
             (Some(stop), Some(most)) if most.0 < stop.0 || (most.0 == stop.0 && most.1.is_away()) => Some(most),
@@ -87,14 +92,18 @@ impl Timers {
     }
 
     pub(crate) fn set(&mut self, deadline: Option<Timestamp>, timer: Timer) {
-        if let Some(deadline) = deadline {
-            self.most.insert((deadline, timer));
+        match (deadline, timer) {
+            (Some(deadline), Timer::Attempt(job, stage)) => _ = self.attempts.insert((deadline, job, stage)),
+            (Some(deadline), timer) => _ = self.most.insert((deadline, timer)),
+            (None, _) => (),
         }
     }
 
     pub(crate) fn clear(&mut self, deadline: Option<Timestamp>, timer: Timer) {
-        if let Some(deadline) = deadline {
-            self.most.remove(&(deadline, timer));
+        match (deadline, timer) {
+            (Some(deadline), Timer::Attempt(job, stage)) => _ = self.attempts.remove(&(deadline, job, stage)),
+            (Some(deadline), timer) => _ = self.most.remove(&(deadline, timer)),
+            (None, _) => (),
         }
     }
 

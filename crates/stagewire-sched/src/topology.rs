@@ -13,6 +13,7 @@ pub use class::ClassSpec;
 pub use error::TopologyError;
 
 use crate::Backoff;
+use crate::job::StageSet;
 
 /// How a stage takes its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,7 +144,8 @@ pub struct Topology {
     upstream_first: Vec<StageIndex>,
     /// All that consume from a stage, or from one of those.
     below: Vec<Vec<StageIndex>>,
-    has_admission: bool,
+    /// Those of kind admission.
+    admission: StageSet,
     has_joins: bool,
     classes: Vec<ClassSpec>,
 }
@@ -196,8 +198,11 @@ impl Topology {
         order::connected(&stages, &inputs, &consumers)?;
         order::agreeing(&stages, &edges)?;
         let below = order::below(&upstream_first, &consumers);
+        let admits = |stage: &StageIndex| stages[stage.get()].kind == StageKind::Admission;
+        let admission = (0..stages.len()).map(StageIndex::new).filter(admits);
+        let admission = admission.fold(StageSet::default(), StageSet::with);
         Ok(Self {
-            has_admission: stages.iter().any(|stage| stage.kind == StageKind::Admission),
+            admission,
             has_joins: inputs.iter().any(|inputs| inputs.len() > 1),
             stages,
             edges,
@@ -304,9 +309,9 @@ impl Topology {
         }))
     }
 
-    /// Whether some stage is of kind admission.
-    pub(crate) const fn has_admission(&self) -> bool {
-        self.has_admission
+    /// The stages of kind admission.
+    pub(crate) const fn admission(&self) -> StageSet {
+        self.admission
     }
 
     /// Whether some stage has more than one input.

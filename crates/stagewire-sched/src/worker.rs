@@ -1,4 +1,6 @@
-use std::collections::{BTreeMap, BTreeSet};
+mod slots;
+
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use stagewire_core::{Failure, Incarnation, Member, PayloadId, StageName, Timestamp, Token};
@@ -6,6 +8,8 @@ use stagewire_core::{Failure, Incarnation, Member, PayloadId, StageName, Timesta
 use crate::WorkerInfo;
 use crate::tally::Pool;
 use crate::topology::StageIndex;
+
+pub use slots::Slots;
 
 /// A worker as the scheduler sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,8 +30,8 @@ pub struct Worker {
     /// Offers in a row that it declined or did not answer.
     pub(crate) misses: u32,
     /// Why it declined the last of them, where it did.
-    pub(crate) declined: Option<Failure>,
-    pub(crate) slots: BTreeMap<Token, Slot>,
+    pub(crate) declined: Option<Box<Failure>>,
+    pub(crate) slots: Slots,
     /// How many of them are used for what.
     uses: Uses,
     /// It leads a group whose other ranks are all there with nothing to do.
@@ -128,7 +132,7 @@ impl Worker {
     }
 
     /// Slots in use, by the token that uses them.
-    pub const fn slots(&self) -> &BTreeMap<Token, Slot> {
+    pub const fn slots(&self) -> &Slots {
         &self.slots
     }
 
@@ -220,7 +224,7 @@ impl Worker {
             paused_until: None,
             misses: 0,
             declined: None,
-            slots: BTreeMap::new(),
+            slots: Slots::default(),
             uses: Uses {
                 reserved: 0,
                 running: 0,
@@ -239,10 +243,7 @@ impl Worker {
         if slot == Some(Slot::Running) {
             self.misses = 0;
         }
-        let before = match slot {
-            Some(slot) => self.slots.insert(token, slot),
-            None => self.slots.remove(&token),
-        };
+        let before = self.slots.set(token, slot);
         if let Some(slot) = before {
             self.uses.subtract(slot);
         }

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
-use stagewire_core::{Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
+use stagewire_core::{Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
 use super::{FIRST_ATTEMPT, Job, JobState, Losses, Offering, Output, Phase, Running, StageRun, StageSet};
 use crate::topology::{Flow, Link, StageIndex, Topology};
-use crate::{AttemptEnd, AttemptLog, EndedAttempt, Event, IdempotencyKey, Limits, Loss, OfferEnd, Terms};
+use crate::{AttemptLog, Event, IdempotencyKey, Limits, Loss, OfferEnd, Terms};
 
 impl Job {
     pub(crate) fn new(
@@ -83,7 +83,6 @@ impl Job {
                 if !last && self.run(stage).output.live().is_none() {
                     return None;
                 }
-                self.log(at, stage, AttemptEnd::Completed);
                 let run = &mut self.stages[stage.get()];
                 run.phase = Phase::Done {
                     since: at,
@@ -94,7 +93,7 @@ impl Job {
                 Some(())
             }
             Event::AttemptFailed { token, failure, retry } => {
-                let run = self.end_attempt(at, *token, AttemptEnd::Failed(failure.clone()))?;
+                let run = self.end_attempt(at, *token, failure)?;
                 run.failures = run.failures.saturating_add(1);
                 run.retry = *retry;
                 Some(())
@@ -105,15 +104,11 @@ impl Job {
                 loss,
                 failure,
             } => {
-                let (loss, failure) = (*loss, failure.clone());
-                self.end_attempt(at, *token, AttemptEnd::Lost { loss, failure })?;
-                self.count_loss(loss, *worker);
+                self.end_attempt(at, *token, failure)?;
+                self.count_loss(*loss, *worker);
                 Some(())
             }
-            Event::AttemptFenced { token, failure } => {
-                let end = AttemptEnd::Fenced(failure.clone());
-                self.end_attempt(at, *token, end).map(drop)
-            }
+            Event::AttemptFenced { token, failure } => self.end_attempt(at, *token, failure).map(drop),
             Event::PayloadLost { stage, payload, .. } | Event::PayloadReleased { stage, payload, .. } => {
                 self.end_payload(topology, stage, *payload)
             }
@@ -188,7 +183,7 @@ impl Job {
         let inputs = self
             .input_payloads(topology, stage)
             .filter(|_| self.find(token).is_none())?;
-        self.stages[stage.get()].phase = Phase::Offered(Offering {
+        self.stages[stage.get()].phase = Phase::Offered(Arc::new(Offering {
             token,
             worker,
             since: at,
@@ -199,7 +194,7 @@ impl Job {
             batch,
             nbytes,
             inputs,
-        });
+        }));
         self.count_attempt(token);
         Some(())
     }
@@ -239,7 +234,7 @@ impl Job {
         };
         let run = &mut self.stages[stage.get()];
         run.output = Output::None;
-        run.phase = Phase::Running(Running {
+        run.phase = Phase::Running(Arc::new(Running {
             token,
             worker,
             name: Arc::clone(name),
@@ -253,7 +248,7 @@ impl Job {
             ranks: ranks.clone(),
             nbytes,
             inputs,
-        });
+        }));
         self.count_attempt(token);
         Some(())
     }
@@ -305,33 +300,15 @@ impl Job {
     }
 
     /// Ends a running attempt without an output: what it published is void.
-    fn end_attempt(&mut self, at: Timestamp, token: Token, end: AttemptEnd) -> Option<&mut StageRun> {
+    fn end_attempt(&mut self, at: Timestamp, token: Token, failure: &Failure) -> Option<&mut StageRun> {
         let stage = self.running(token)?;
-        self.stages[stage.get()].last_failure = end.failure().cloned().map(Box::new);
-        self.log(at, stage, end);
         let run = &mut self.stages[stage.get()];
+        run.last_failure = Some(Box::new(failure.clone()));
         run.phase = Phase::Blocked { since: at, again: true };
         if let Some(payload) = run.output.live().map(|payload| payload.id) {
             run.output = Output::Gone { payload, sealed: false };
         }
         Some(run)
-    }
-
-    /// Writes down how the attempt that runs ended.
-    fn log(&mut self, at: Timestamp, stage: StageIndex, end: AttemptEnd) {
-        let run = self.run(stage);
-        if let Phase::Running(attempt) = &run.phase {
-            let ended = EndedAttempt {
-                token: attempt.token,
-                stage: run.name.clone(),
-                worker: attempt.worker,
-                name: Arc::clone(&attempt.name),
-                began: attempt.since,
-                ended: at,
-                end: end.shortened(),
-            };
-            self.attempts.push(ended);
-        }
     }
 
     fn count_loss(&mut self, loss: Loss, worker: Incarnation) {
@@ -411,7 +388,7 @@ impl Job {
 
     fn attempt_mut(&mut self, stage: StageIndex) -> Option<&mut Running> {
         match &mut self.stages[stage.get()].phase {
-            Phase::Running(attempt) => Some(attempt),
+            Phase::Running(attempt) => Some(Arc::make_mut(attempt)),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use stagewire_core::{ErrorClass, Failure, Timestamp};
 
 use super::{Job, JobState, Losses, Output, Phase, StageSet};
-use crate::topology::{StageIndex, StageKind, Topology};
+use crate::topology::{StageIndex, Topology};
 use crate::{Event, Limits, OfferEnd, Outcome};
 
 impl Job {
@@ -223,10 +223,9 @@ impl Job {
         format!("job {} {what}", self.id)
     }
 
-    /// When a job that has not begun is dropped.
-    pub(crate) fn drop_deadline(&self, topology: &Topology) -> Option<Timestamp> {
-        let due = self.due().filter(|_| self.state == JobState::Active)?;
-        (!self.has_begun(topology)).then_some(due)
+    /// When the job is dropped, unless it has begun.
+    pub(crate) fn drop_deadline(&self, begun: bool) -> Option<Timestamp> {
+        self.due().filter(|_| self.state == JobState::Active && !begun)
     }
 
     /// Whether the first attempt at a stage of kind admission, which is where the work is, was granted; where the job
@@ -238,9 +237,9 @@ impl Job {
             Phase::Offered(ref offer) => offer.again,
             Phase::Done { token: None, .. } => false,
         };
-        let admits = |stage: StageIndex| topology.spec(stage).kind == StageKind::Admission && !self.skips(stage);
-        let heavy = topology.has_admission() && topology.indices().any(admits);
-        topology.indices().filter(|stage| !heavy || admits(*stage)).any(begun)
+        let heavy = topology.admission().without(self.skipped);
+        let counts = |stage: &StageIndex| heavy.is_empty() || heavy.has(*stage);
+        topology.indices().filter(counts).any(begun)
     }
 
     /// When a job that is being cancelled is cancelled at the latest.

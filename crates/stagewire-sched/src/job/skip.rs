@@ -22,6 +22,14 @@ impl StageSet {
         Self(self.0 | 1 << stage.get())
     }
 
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
     pub(crate) const fn has(self, stage: StageIndex) -> bool {
         self.0 & (1 << stage.get()) != 0
     }

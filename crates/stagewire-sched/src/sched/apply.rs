@@ -10,7 +10,7 @@ use crate::share::Shares;
 use crate::timers::Timer;
 use crate::topology::StageIndex;
 use crate::worker::{LinkState, Slot, Worker};
-use crate::{Event, Holder, Loss, OfferEnd, WorkerInfo};
+use crate::{EndedAttempt, Event, Holder, Loss, OfferEnd, WorkerInfo};
 
 /// What there is to settle about an attempt that ends.
 struct Account {
@@ -393,7 +393,7 @@ impl Sched {
     fn pause_worker(&mut self, at: Timestamp, worker: Incarnation, declined: Option<Failure>) {
         let limits = self.limits;
         self.update_worker(worker, |worker| {
-            worker.declined = declined;
+            worker.declined = declined.map(Box::new);
             worker.misses = worker.misses.saturating_add(1);
             worker.paused_until = Some(at + limits.pause_after(worker.misses));
         });
@@ -405,7 +405,12 @@ impl Sched {
         let mut account = None;
         let fits = self.update_job(token.job, |topology, limits, job| {
             account = Account::of(job, at, token);
-            job.apply(topology, limits, at, event)
+            let ended = EndedAttempt::of(job, at, token, event);
+            let fits = job.apply(topology, limits, at, event);
+            if let Some(ended) = ended.filter(|_| fits) {
+                job.attempts.push(ended);
+            }
+            fits
         });
         if !fits {
             return false;
@@ -471,7 +476,7 @@ impl Sched {
         let incarnation = info.incarnation;
         let fits = |known: &Worker| {
             let same = known.info.as_ref().is_none_or(|old| !old.differs(info));
-            let more = stale.iter().filter(|token| !known.slots.contains_key(token)).count();
+            let more = stale.iter().filter(|token| known.slots.get(token).is_none()).count();
             known.stage == info.stage && same && known.slots.len() + more <= info.places() as usize
         };
         if self.topology.find(&info.stage).is_none() || !self.workers.get(&incarnation).is_none_or(fits) {
@@ -518,7 +523,8 @@ impl Sched {
         let Some(known) = self.workers.get(&worker) else {
             return false;
         };
-        for (token, slot) in known.slots.clone() {
+        for (token, slot) in known.slots.clone().iter() {
+            let token = *token;
             match slot {
                 Slot::Reserved => {
                     let end = OfferEnd::Withdrawn;

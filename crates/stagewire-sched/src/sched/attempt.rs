@@ -28,16 +28,14 @@ impl Sched {
     /// [`Refusal`] where the worker is not attached or the token is nothing to it.
     pub(super) fn standing(&self, worker: Incarnation, token: Token) -> Result<Standing<'_>, Refusal> {
         let known = self.attached(worker)?;
-        if known.slots.get(&token).copied().is_some_and(Slot::is_stopping) {
-            return Ok(Standing::Stopping);
-        }
-        let stale = || Refusal::Stale { worker, token };
-        let (job, stage) = self.find(token).ok_or_else(stale)?;
-        match &job.run(stage).phase {
-            Phase::Running(attempt) if attempt.worker == worker => Ok(Standing::Running(stage, attempt)),
-            Phase::Running(attempt) if attempt.is_run_by(worker) => Ok(Standing::Following(attempt)),
-            Phase::Done { .. } if known.stage == *self.topology.name(stage) => Ok(Standing::Done),
-            _ => Err(stale()),
+        let found = self.find(token).map(|(job, stage)| (stage, &job.run(stage).phase));
+        let is_stopping = || known.slots.get(&token).copied().is_some_and(Slot::is_stopping);
+        match found {
+            Some((stage, Phase::Running(attempt))) if attempt.worker == worker => Ok(Standing::Running(stage, attempt)),
+            Some((_, Phase::Running(attempt))) if attempt.is_run_by(worker) => Ok(Standing::Following(attempt)),
+            _ if is_stopping() => Ok(Standing::Stopping),
+            Some((stage, Phase::Done { .. })) if known.place == Some(stage) => Ok(Standing::Done),
+            _ => Err(Refusal::Stale { worker, token }),
         }
     }
 

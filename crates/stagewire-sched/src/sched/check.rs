@@ -128,7 +128,7 @@ impl Sched {
             let idle = worker.tokens(|slot| slot != Slot::Running).count() == 0 && worker.unclaimed.is_empty();
             ensure(idle, "it is away and still has offers or is waited for to stop")?;
         }
-        for (token, slot) in &worker.slots {
+        for (token, slot) in worker.slots.iter() {
             let phase = self.phase_of(worker.incarnation, *token).map(|(_, phase)| phase);
             let fits = match slot {
                 Slot::Reserved => matches!(phase, Some(Phase::Offered(_))),
@@ -152,7 +152,7 @@ impl Sched {
         }
         for worker in self.workers.values() {
             index.move_worker(None, Some(WorkerMark::of(worker)));
-            for (token, slot) in &worker.slots {
+            for (token, slot) in worker.slots.iter() {
                 index.timers.set_stop(slot.stop_deadline(), worker.incarnation, *token);
                 if slot.is_stopping() {
                     *stopping.entry(token.job).or_default() += 1;

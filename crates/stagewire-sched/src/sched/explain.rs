@@ -31,7 +31,7 @@ impl Sched {
             JobState::Active => {
                 let stages = self.topology.indices().map(|stage| (stage, &job.run(stage).phase));
                 let waiting = stages.filter(|(_, phase)| !phase.is_done());
-                let dropped_in = job.drop_deadline(&self.topology).map(until);
+                let dropped_in = job.drop_deadline(job.has_begun(&self.topology)).map(until);
                 let explain = |(stage, phase): (StageIndex, &Phase)| Waiting {
                     stage: Some(self.topology.name(stage).clone()),
                     class: job.terms.class.clone(),
@@ -132,7 +132,7 @@ impl Sched {
             reserved: pool.reserved,
             stopping: pool.stopping,
             paused: pool.paused,
-            declined: paused.filter_map(|worker| worker.declined.clone()).next(),
+            declined: paused.filter_map(|worker| worker.declined.as_deref().cloned()).next(),
         }
     }
 }

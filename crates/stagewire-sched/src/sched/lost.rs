@@ -65,7 +65,7 @@ impl Sched {
     /// What the worker runs, stops and holds, by job.
     pub(super) fn belongings(&self, worker: &Worker) -> BTreeMap<JobId, Belongings> {
         let mut belongings = BTreeMap::<JobId, Belongings>::new();
-        for (token, slot) in &worker.slots {
+        for (token, slot) in worker.slots.iter() {
             if self.jobs.contains_key(&token.job) {
                 belongings.entry(token.job).or_default().slots.push((*token, *slot));
             }

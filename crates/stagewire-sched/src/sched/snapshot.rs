@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Classify, Epoch, ErrorClass, JobId, StageName, Timestamp};
@@ -101,7 +102,7 @@ impl Sched {
                 if let Some(Holder::Worker(worker)) = run.output.holder() {
                     sched.ensure_worker(worker, &run.name);
                 }
-                if let Phase::Running(attempt) = run.phase {
+                if let Phase::Running(attempt) = &run.phase {
                     for worker in attempt.workers() {
                         sched.ensure_worker(worker, &run.name);
                         sched.set_slot(worker, attempt.token, Some(Slot::Running));
@@ -132,6 +133,7 @@ impl Sched {
                     };
                 }
                 Phase::Running(attempt) => {
+                    let attempt = Arc::make_mut(attempt);
                     attempt.deadline = Timestamp::default();
                     attempt.progressed = Timestamp::default();
                     attempt.sequence = 0;
