@@ -40,7 +40,7 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 48] = [
+const OTHER: [&str; 50] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -89,6 +89,8 @@ const OTHER: [&str; 48] = [
     "worker.drain",
     "worker.resume",
     "worker.token",
+    "yield.failure",
+    "yield.token",
 ];
 
 /// Fails with everything that is missing on either side.

@@ -11,13 +11,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use stagewire_connector::ConsumeOptions;
 use stagewire_connector::worker::{self, Output, TaskError, WorkerOptions};
-use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Member, Progress, StageName};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, Member, PayloadKind, Progress, SchemaError, StageName};
 
 use crate::connector::{seconds, stats};
 use crate::consumer::Consumer;
 use crate::error::{invalid, raise, raise_from};
 use crate::handle::Handle;
 use crate::payload::{self, Entries};
+use crate::pending::Pending;
 use crate::runtime::wait;
 
 /// Reasons with which a worker ends as it was told to.
@@ -157,6 +158,76 @@ impl Task {
             .collect()
     }
 
+    /// Whether the state of the function can be saved.
+    #[getter]
+    fn takes_checkpoints(&self) -> bool {
+        self.inner.takes_checkpoints()
+    }
+
+    /// The checkpoint to go on from, and how far it is: done, total and unit.
+    #[getter]
+    fn resume(&self) -> Option<(Handle, (u64, u64, String))> {
+        self.inner.resume().map(|checkpoint| {
+            let Progress { done, total, unit } = checkpoint.progress.clone();
+            (Handle::new(checkpoint.handle.clone()), (done, total, unit))
+        })
+    }
+
+    #[pyo3(signature = (*, private=false))]
+    fn consume_checkpoint(&self, py: Python<'_>, private: bool) -> PyResult<Consumer> {
+        let options = ConsumeOptions {
+            private,
+            ..ConsumeOptions::default()
+        };
+        let consumer = self.inner.consume_checkpoint(options);
+        Ok(Consumer::new(consumer.map_err(|error| raise_from(py, &error))?))
+    }
+
+    #[getter]
+    fn yield_requested(&self) -> bool {
+        self.inner.asked_to_yield().is_stopped()
+    }
+
+    /// Saves a state, which must not change any more; returns once that is under way.
+    fn checkpoint(
+        &self,
+        py: Python<'_>,
+        entries: Entries<'_>,
+        metadata: String,
+        done: u64,
+        total: u64,
+        unit: String,
+    ) -> PyResult<Pending> {
+        let state = output(py, PayloadKind::Checkpoint, entries, metadata)?;
+        let saving = wait(py, self.inner.checkpoint(state, Progress { done, total, unit }))?;
+        let saving = saving.map_err(|error| self.not_ended(py, &error))?;
+        let saved = async move { saving.saved().await };
+        Pending::spawn(py, saved, |py, saved| match saved {
+            Ok(()) => Ok(py.None()),
+            Err(error) => Err(raise_from(py, &*error)),
+        })
+    }
+
+    /// Ends the attempt so that the next one goes on from this state, or without one from the last checkpoint.
+    #[pyo3(name = "yield_", signature = (entries, metadata, done, total, unit))]
+    fn yield_with(
+        &self,
+        py: Python<'_>,
+        entries: Option<Entries<'_>>,
+        metadata: String,
+        done: u64,
+        total: u64,
+        unit: String,
+    ) -> PyResult<()> {
+        let state = entries.map(|entries| output(py, PayloadKind::Checkpoint, entries, metadata));
+        let yielded = wait(
+            py,
+            self.inner
+                .yield_with(state.transpose()?, Progress { done, total, unit }),
+        )?;
+        yielded.map_err(|error| self.not_ended(py, &error))
+    }
+
     #[pyo3(signature = (stage, *, private=false))]
     fn consume(&self, py: Python<'_>, stage: &str, private: bool) -> PyResult<Consumer> {
         let stage = StageName::new(stage).map_err(|error| invalid(py, "stage.name", error.to_string()))?;
@@ -183,15 +254,8 @@ impl Task {
 
     /// Publishes the output and ends the attempt well; returns once the server has accepted it.
     fn complete(&self, py: Python<'_>, kind: &str, entries: Entries<'_>, metadata: String) -> PyResult<()> {
-        let (entries, tensors) = payload::lend_all(py, entries, None)?;
-        let output = Output {
-            kind: kind
-                .parse()
-                .map_err(|error: stagewire_core::SchemaError| raise_from(py, &error))?,
-            entries,
-            metadata,
-            tensors,
-        };
+        let kind: Result<_, SchemaError> = kind.parse();
+        let output = output(py, kind.map_err(|error| raise_from(py, &error))?, entries, metadata)?;
         let ended = wait(py, self.inner.complete(output))?;
         ended.map_err(|error| self.not_ended(py, &error))
     }
@@ -217,6 +281,16 @@ impl Task {
             ..Failure::new(class, reason, message)
         });
     }
+}
+
+fn output(py: Python<'_>, kind: PayloadKind, entries: Entries<'_>, metadata: String) -> PyResult<Output> {
+    let (entries, tensors) = payload::lend_all(py, entries, None)?;
+    Ok(Output {
+        kind,
+        entries,
+        metadata,
+        tensors,
+    })
 }
 
 impl Task {

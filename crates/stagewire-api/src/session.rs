@@ -54,7 +54,7 @@ pub enum SessionEvent {
     /// The stream is down. What runs goes on; the session looks for the server.
     Away,
     /// Work is offered; answer with [`WorkerSession::accept`] or [`WorkerSession::decline`].
-    Offer(v1::Offer),
+    Offer(Box<v1::Offer>),
     /// The accepted attempt may run.
     Grant(Token),
     /// The attempt must stop at its next step; answer with [`WorkerSession::stopped`].

@@ -26,9 +26,9 @@ use driver::Driver;
 use leave::{Drain, Made};
 use task::{Answer, Sent, TaskState};
 
-pub use error::{Cancelled, TaskError, WorkerError};
+pub use error::{Cancelled, SaveError, TaskError, WorkerError};
 pub use output::{Output, OutputPlan};
-pub use task::{InputFile, Task, TaskInput};
+pub use task::{Checkpoint, InputFile, Saving, Task, TaskInput};
 
 /// Who works where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,6 +130,9 @@ struct Offered {
     inputs: Vec<TaskInput>,
     output: OutputPlan,
     member: Option<Member>,
+    /// The stage takes checkpoints.
+    checkpoints: bool,
+    resume: Option<Checkpoint>,
 }
 
 impl Worker {

@@ -141,7 +141,7 @@ fn send(sender: &mpsc::Sender<v1::WorkerMessage>, messages: impl IntoIterator<It
 fn receive(shared: &Shared, message: v1::ServerMessage) -> Result<Option<SessionEvent>, WireError> {
     let event = match required("message", message.message)? {
         FromServer::Welcome(_) => return Ok(None),
-        FromServer::Offer(offer) => SessionEvent::Offer(offer),
+        FromServer::Offer(offer) => SessionEvent::Offer(Box::new(offer)),
         FromServer::Grant(token) => {
             let token = Token::try_from(token)?;
             shared.lock().outbox.begin(token);

@@ -5,7 +5,7 @@ use stagewire_core::{Classify, ErrorClass, Failure, Handle, Member, Peer, Token}
 use tokio::sync::mpsc;
 
 use super::output::{OfferError, OutputPlan};
-use super::task::{Answer, InputFile, Task, TaskInput, TaskState};
+use super::task::{Answer, Checkpoint, InputFile, Task, TaskInput, TaskState};
 use super::{Inner, Offered, Slot, lock};
 
 /// Turns what the server says into tasks, stops and releases.
@@ -63,9 +63,10 @@ impl Driver {
                 lock(&inner.attempts).retain(|_, slot| matches!(slot, Slot::Running(_)));
                 self.hand_over();
             }
-            SessionEvent::Offer(offer) => self.offer(offer),
+            SessionEvent::Offer(offer) => self.offer(*offer),
             SessionEvent::Grant(token) => self.grant(token),
             SessionEvent::Cancel(token, failure) => self.cancel(token, failure),
+            SessionEvent::Yield(token, failure) => self.ask(token, failure),
             SessionEvent::Release(payload) => inner.release(payload),
             SessionEvent::Accepted(token) => self.accepted(token),
             SessionEvent::Refused(token, failure) => self.refused(token, failure),
@@ -160,6 +161,14 @@ impl Driver {
         }
     }
 
+    /// Asks an attempt to yield. One that does not run has nothing to hand over.
+    fn ask(&self, token: Token, failure: Failure) {
+        if let Some(state) = self.running(token) {
+            tracing::info!(%token, reason = failure.message, "the attempt is asked to yield");
+            state.asked().stop(failure);
+        }
+    }
+
     /// Hands over what was granted, once nothing is offered any more that would run along with it.
     fn hand_over(&self) {
         let open = self.inner.batches
@@ -233,6 +242,8 @@ fn read_offer(offer: v1::Offer) -> Result<Offered, OfferError> {
         inputs.push(TaskInput { stage, handle });
     }
     Ok(Offered {
+        checkpoints: offer.checkpoints,
+        resume: offer.checkpoint.map(read_checkpoint).transpose()?,
         params: offer.params,
         files: offer
             .files
@@ -245,6 +256,15 @@ fn read_offer(offer: v1::Offer) -> Result<Offered, OfferError> {
         inputs,
         output: OutputPlan::read(offer.output)?,
         member: offer.member.map(Member::try_from).transpose()?,
+    })
+}
+
+fn read_checkpoint(checkpoint: v1::Checkpoint) -> Result<Checkpoint, OfferError> {
+    let payload = checkpoint.payload.ok_or(OfferError::NoPayload)?;
+    Ok(Checkpoint {
+        token: read_token(checkpoint.token)?,
+        handle: Handle::from_bytes(&payload.handle)?,
+        progress: checkpoint.progress.unwrap_or_default().into(),
     })
 }
 

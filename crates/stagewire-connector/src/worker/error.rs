@@ -57,6 +57,52 @@ impl Classify for Cancelled {
     }
 }
 
+/// Why a checkpoint was not saved.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each variant is the step that failed")]
+pub enum SaveError {
+    #[error("it is not allowed")]
+    Output(#[from] SchemaError),
+    #[error("it was not published")]
+    Publish(#[from] PublishError),
+    #[error("it did not get into the store")]
+    Put(#[from] PutError),
+}
+
+impl Classify for SaveError {
+    fn class(&self) -> ErrorClass {
+        match self {
+            Self::Output(error) => error.class(),
+            Self::Publish(error) => error.class(),
+            Self::Put(error) => error.class(),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Output(error) => error.reason(),
+            Self::Publish(error) => error.reason(),
+            Self::Put(error) => error.reason(),
+        }
+    }
+
+    fn details(&self) -> BTreeMap<String, String> {
+        match self {
+            Self::Put(error) => error.details(),
+            _ => BTreeMap::new(),
+        }
+    }
+
+    fn to_failure(&self) -> Failure {
+        match self {
+            Self::Output(error) => error.to_failure(),
+            Self::Publish(error) => error.to_failure(),
+            Self::Put(error) => error.to_failure(),
+        }
+    }
+}
+
 /// Why a task could not do something.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -84,6 +130,12 @@ pub enum TaskError {
     Publish { token: Token, source: Box<PublishError> },
     #[error("the output of attempt {token} did not get into the store")]
     Put { token: Token, source: Box<PutError> },
+    #[error("the checkpoint of attempt {token} was not saved")]
+    Checkpoint { token: Token, source: Box<SaveError> },
+    #[error("attempt {token} has no checkpoint to go on from")]
+    NoCheckpoint { token: Token },
+    #[error("stage {stage} takes no checkpoints of attempt {token}: declare `checkpoint = true` for it")]
+    NoCheckpoints { token: Token, stage: StageName },
     #[error("attempt {token} has opened no output")]
     NotOpen { token: Token },
     #[error("attempt {token} has an output already")]
@@ -98,13 +150,17 @@ impl Classify for TaskError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Cancelled(error) => error.class(),
-            Self::NoInput { .. } | Self::WhichInput { .. } | Self::NotOpen { .. } | Self::AlreadyOpen { .. } => {
-                ErrorClass::Invalid
-            }
+            Self::NoInput { .. }
+            | Self::WhichInput { .. }
+            | Self::NoCheckpoint { .. }
+            | Self::NoCheckpoints { .. }
+            | Self::NotOpen { .. }
+            | Self::AlreadyOpen { .. } => ErrorClass::Invalid,
             Self::Consume { source, .. } => source.class(),
             Self::Output { source, .. } => source.class(),
             Self::Publish { source, .. } => source.class(),
             Self::Put { source, .. } => source.class(),
+            Self::Checkpoint { source, .. } => source.class(),
             Self::Ended { .. } => ErrorClass::Conflict,
             Self::Refused { failure, .. } => failure.class,
         }
@@ -118,6 +174,8 @@ impl Classify for TaskError {
             Self::Output { source, .. } => source.reason(),
             Self::Publish { source, .. } => source.reason(),
             Self::Put { source, .. } => source.reason(),
+            Self::Checkpoint { source, .. } => source.reason(),
+            Self::NoCheckpoint { .. } | Self::NoCheckpoints { .. } => "task.checkpoint",
             Self::NotOpen { .. } | Self::AlreadyOpen { .. } => "task.output",
             Self::Ended { .. } => "task.ended",
             Self::Refused { .. } => "attempt.refused",
@@ -128,6 +186,7 @@ impl Classify for TaskError {
         match self {
             Self::Consume { source, .. } => source.details(),
             Self::Put { source, .. } => source.details(),
+            Self::Checkpoint { source, .. } => source.details(),
             Self::Refused { failure, .. } => failure.details.clone(),
             _ => BTreeMap::new(),
         }
@@ -138,6 +197,7 @@ impl Classify for TaskError {
             Self::Cancelled(error) => return error.to_failure(),
             Self::Consume { source, .. } => source.to_failure(),
             Self::Put { source, .. } => source.to_failure(),
+            Self::Checkpoint { source, .. } => source.to_failure(),
             Self::Refused { failure, .. } => failure.clone(),
             _ => Failure {
                 class: self.class(),

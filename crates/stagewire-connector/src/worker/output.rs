@@ -83,7 +83,7 @@ pub(super) enum OfferError {
     Output(#[from] SchemaError),
     #[error("the handle of the input is not readable")]
     Handle(#[from] stagewire_core::HandleError),
-    #[error("an input has no payload")]
+    #[error("an input, or the checkpoint, has no payload")]
     NoPayload,
 }
 

@@ -1,3 +1,4 @@
+mod checkpoint;
 mod state;
 
 use std::fmt;
@@ -8,10 +9,12 @@ use std::time::Duration;
 use stagewire_api::v1;
 use stagewire_core::{Classify, ErrorClass, Failure, Handle, JobId, Member, Progress, StageName, Token};
 
+pub use checkpoint::{Checkpoint, Saving};
 pub(crate) use state::{Answer, Sent, TaskState};
 
 use super::leave::Made;
 use super::{Cancelled, Inner, Offered, Output, OutputPlan, TaskError, lock};
+use crate::consume::Observer;
 use crate::{ConsumeOptions, Consumer, Owner, Publication, PublishSpec, PutError, Stop};
 
 /// How long the store may wait for room before an attempt fails for lack of it.
@@ -39,7 +42,7 @@ pub struct InputFile {
 
 /// A granted attempt.
 ///
-/// It ends with [`Task::complete`], [`Task::finish`] or [`Task::fail`]. Dropping it before fails it, or, where it was
+/// It ends with [`Task::complete`], [`Task::finish`], [`Task::yield_with`] or [`Task::fail`]. Dropping it before fails it, or, where it was
 /// told to stop, says that it has stopped.
 pub struct Task {
     worker: Arc<Inner>,
@@ -128,7 +131,7 @@ impl Task {
     ///
     /// # Errors
     /// [`TaskError::NoInput`], [`TaskError::WhichInput`], [`TaskError::Consume`].
-    pub fn consume(&self, stage: Option<&StageName>, mut options: ConsumeOptions) -> Result<Consumer, TaskError> {
+    pub fn consume(&self, stage: Option<&StageName>, options: ConsumeOptions) -> Result<Consumer, TaskError> {
         let token = self.state.token;
         let inputs = || {
             let names: Vec<_> = self.offered.inputs.iter().map(|input| input.stage.as_str()).collect();
@@ -157,16 +160,23 @@ impl Task {
                 }
             },
         };
+        self.read(input.handle.clone(), options, Arc::clone(&self.state))
+    }
+
+    fn read(
+        &self,
+        handle: Handle,
+        mut options: ConsumeOptions,
+        observer: Arc<impl Observer + 'static>,
+    ) -> Result<Consumer, TaskError> {
+        let token = self.state.token;
         options.stop.get_or_insert_with(|| self.state.stop.clone());
-        let mut consumer = self
-            .worker
-            .connector
-            .consume(input.handle.clone(), options)
-            .map_err(|source| TaskError::Consume {
-                token,
-                source: Box::new(source),
-            })?;
-        consumer.observe(Arc::clone(&self.state) as _);
+        let consumer = self.worker.connector.consume(handle, options);
+        let mut consumer = consumer.map_err(|source| TaskError::Consume {
+            token,
+            source: Box::new(source),
+        })?;
+        consumer.observe(observer);
         Ok(consumer)
     }
 
@@ -198,9 +208,9 @@ impl Task {
     ///
     /// # Errors
     /// [`TaskError::Output`] where the tensors cannot be cut as planned, [`TaskError::Publish`],
-    /// [`TaskError::AlreadyOpen`], [`TaskError::Cancelled`].
+    /// [`TaskError::AlreadyOpen`], [`TaskError::Cancelled`], [`TaskError::Ended`].
     pub fn open(&self, output: Output) -> Result<(), TaskError> {
-        self.check()?;
+        self.state.while_running(|| ())?;
         let token = self.state.token;
         let manifest = output
             .manifest(&self.offered.output)

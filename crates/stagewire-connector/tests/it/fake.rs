@@ -197,6 +197,37 @@ impl Attached {
         }
     }
 
+    pub(crate) async fn checkpoint(&mut self, token: Token) -> (v1::Checkpoint, Handle) {
+        match self.said().await {
+            ToServer::Checkpoint(checkpoint) => {
+                assert_eq!(checkpoint.token, Some(token.into()));
+                let payload = checkpoint.payload.as_ref().expect("a payload");
+                let handle = Handle::from_bytes(&payload.handle).expect("a handle");
+                (checkpoint, handle)
+            }
+            other => panic!("no checkpoint: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn yielded(&mut self, token: Token) -> v1::Yielded {
+        match self.said().await {
+            ToServer::Yielded(yielded) => {
+                assert_eq!(yielded.token, Some(token.into()));
+                yielded
+            }
+            other => panic!("not yielded: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn ask_to_yield(&self, token: Token) {
+        let failure = Failure::new(ErrorClass::Unavailable, "attempt.preempted", "somebody more urgent waits");
+        let asked = v1::Yield {
+            token: Some(token.into()),
+            failure: Some(failure.into()),
+        };
+        self.send(FromServer::Yield(asked)).await;
+    }
+
     pub(crate) async fn accept(&self, token: Token) {
         self.send(FromServer::Accepted(token.into())).await;
     }

@@ -1,6 +1,7 @@
 //! The worker runtime against an orchestrator that does what the test says.
 
 mod batch;
+mod checkpoint;
 mod group;
 mod leaving;
 mod output;

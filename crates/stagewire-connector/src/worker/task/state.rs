@@ -1,9 +1,10 @@
 mod handovers;
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use stagewire_core::{Failure, Handover, PayloadId, Token};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::super::{Cancelled, TaskError, lock};
 use crate::consume::Observer;
@@ -46,6 +47,12 @@ pub(crate) struct TaskState {
     spoken: Mutex<Spoken>,
     pub(super) handovers: Mutex<Handovers>,
     pub(super) lost: Mutex<Option<PayloadId>>,
+    /// When and why to yield.
+    pub(super) asked: Stop,
+    /// Held while a checkpoint is on its way.
+    pub(super) saving: Arc<tokio::sync::Mutex<()>>,
+    /// Cancelled once its end was told.
+    over: CancellationToken,
 }
 
 impl TaskState {
@@ -57,11 +64,40 @@ impl TaskState {
             spoken: Mutex::default(),
             handovers: Mutex::default(),
             lost: Mutex::default(),
+            asked: Stop::new(),
+            saving: Arc::default(),
+            over: CancellationToken::new(),
         }
     }
 
     pub(crate) const fn stop(&self) -> &Stop {
         &self.stop
+    }
+
+    pub(crate) const fn asked(&self) -> &Stop {
+        &self.asked
+    }
+
+    /// Does something that only a running attempt does; gives up when it ends or is told to stop.
+    pub(super) async fn unless_over<T>(
+        &self,
+        work: impl Future<Output = Result<T, TaskError>>,
+    ) -> Result<T, TaskError> {
+        let token = self.token;
+        tokio::select! {
+            biased;
+            () = self.over.cancelled() => Err(TaskError::Ended { token }),
+            reason = self.stop.stopped() => Err(Cancelled { token, reason }.into()),
+            done = work => done,
+        }
+    }
+
+    /// Says something that only a running attempt says.
+    pub(super) fn while_running(&self, say: impl FnOnce()) -> Result<(), TaskError> {
+        let spoken = lock(&self.spoken);
+        self.may_speak(&spoken, Some(&self.stop))?;
+        say();
+        Ok(())
     }
 
     /// Tells it to stop, unless its end was told already. Returns whether it was.
@@ -94,16 +130,22 @@ impl TaskState {
     }
 
     fn speak_unless(&self, stop: Option<&Stop>, output: Option<Sent>) -> Result<(), TaskError> {
-        let token = self.token;
         let mut spoken = lock(&self.spoken);
+        self.may_speak(&spoken, stop)?;
+        *spoken = Spoken { ended: true, output };
+        self.over.cancel();
+        Ok(())
+    }
+
+    fn may_speak(&self, spoken: &Spoken, stop: Option<&Stop>) -> Result<(), TaskError> {
+        let token = self.token;
         if spoken.ended {
             return Err(TaskError::Ended { token });
         }
-        if let Some(reason) = stop.and_then(Stop::reason) {
-            return Err(Cancelled { token, reason }.into());
+        match stop.and_then(Stop::reason) {
+            Some(reason) => Err(Cancelled { token, reason }.into()),
+            None => Ok(()),
         }
-        *spoken = Spoken { ended: true, output };
-        Ok(())
     }
 }
 
