@@ -12,11 +12,9 @@ Set `WAN_DTYPE=bf16` for bfloat16 weights.
 
 import numpy as np
 import stagewire
-import torch
-from diffusers.modular_pipelines import ModularPipelineBlocks
-from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
 from diffusers.modular_pipelines.wan import WanBlocks
 from diffusers.utils import logging
+from stagewire import checkpointing
 
 import files
 import model
@@ -26,9 +24,9 @@ from causal_decoder import CausalDecoder
 # Runs once in each worker, which is ready only after it. Each loads the components that its own stage needs.
 
 
-def load(name: str, blocks=None):
+def load(name: str):
     logging.set_verbosity(logging.CRITICAL)  # a stage that raises is reported by the worker, once
-    return model.modular_part(blocks or WanBlocks().sub_blocks[name], model.dtype_from_env())
+    return model.modular_part(WanBlocks().sub_blocks[name], model.dtype_from_env())
 
 
 def load_encoder():
@@ -36,35 +34,11 @@ def load_encoder():
 
 
 def load_denoiser():
-    blocks = WanBlocks().sub_blocks["denoise"]
-    blocks.sub_blocks["denoise"].sub_blocks["report"] = ReportStep()  # the last block in the denoising loop
-    return load("denoise", blocks)
+    return load("denoise")
 
 
 def load_decoder():
     return load("decode")
-
-
-class ReportStep(ModularPipelineBlocks):
-    """A block for the end of diffusers' denoising loop: calls `on_step(done, total)`.
-
-    What the call raises ends the loop, so a cancelled job stops at its next step.
-    """
-
-    model_name = "wan"
-
-    @property
-    def description(self) -> str:
-        return "Reports each denoising step"
-
-    @property
-    def inputs(self) -> list[InputParam]:
-        return [InputParam("on_step"), InputParam("num_inference_steps", required=True)]
-
-    def __call__(self, components, block_state, i: int, t: torch.Tensor):
-        if block_state.on_step is not None:
-            block_state.on_step(i + 1, block_state.num_inference_steps)
-        return components, block_state
 
 
 # ---------------------------------------------------------------------------------------------------------- stages
@@ -84,16 +58,20 @@ def encode(ctx, pipe):
 
 @stagewire.stage("denoise", setup=load_denoiser, setup_per_slot=True)
 def denoise(ctx, pipe):
-    """Embeddings to latents, `[1, 16, T, H/8, W/8]`, which Stagewire hands on in chunks along T."""
+    """Embeddings to latents, `[1, 16, T, H/8, W/8]`, which Stagewire hands on in chunks along T.
+
+    A more urgent job may interrupt it between two steps; it goes on from there, here or in another worker.
+    """
     size = {name: ctx.params[name] for name in ("width", "height", "frames")}
-    latents = pipe(
+    latents = checkpointing.run(
+        ctx,
+        pipe,
         **ctx.input.fetch(),
         latents=model.start_latents(ctx.params["seed"], **size),
         width=size["width"],
         height=size["height"],
         num_frames=size["frames"],
         num_inference_steps=ctx.params["steps"],
-        on_step=ctx.progress,
         output="latents",
     )
     return stagewire.Payload({"latents": latents}, kind="latent")

@@ -102,6 +102,31 @@ def test_a_cancelled_job_stops_at_its_next_step_and_the_next_one_is_not_affected
     assert torch.equal(before.tensors["latents"], after.tensors["latents"])
 
 
+@pytest.mark.parametrize("module", ["pipeline.py", "modular.py"])
+def test_a_job_that_is_interrupted_after_each_step_comes_out_the_same(dtype, module):
+    encode, denoise, _ = stages(module)
+    wanted = params(module.replace("pipeline.py", "stagewire.toml").replace("modular.py", "modular.toml"), steps=5)
+    inputs = {"encode": local.as_payload("encode", local.run_stage(encode, wanted, {}))}
+    workers = [denoise.load() for _ in range(2)]
+    whole = local.run_stage(denoise, wanted, inputs, model=workers[0])
+    state, seen = None, []
+    for done in range(1, 5):
+        with pytest.raises(stagewire.Yielded) as yielded:
+            local.run_stage(
+                denoise,
+                wanted,
+                inputs,
+                model=workers[done % 2],
+                yield_after=done,
+                resume=state,
+                on_progress=lambda *progress: seen.append(progress[1]),
+            )
+        state = yielded.value
+    made = local.run_stage(denoise, wanted, inputs, model=workers[0], resume=state)
+    assert seen == [1, 2, 3, 4], "each step once"
+    assert torch.equal(made.tensors["latents"], whole.tensors["latents"])
+
+
 def test_a_size_that_the_model_cannot_make_is_refused_before_any_work():
     encode = stages("pipeline.py")[0]
     with pytest.raises(ValueError, match="width and height must be multiples of 16, got 100x48"):

@@ -81,7 +81,9 @@ def test_the_stub_has_the_functions_parameters() -> None:
 
 def test_everything_exported_is_documented() -> None:
     import stagewire.aio
+    import stagewire.checkpointing
     import stagewire.client
+    import stagewire.context
     import stagewire.diffusion
     import stagewire.errors
     import stagewire.kv
@@ -93,7 +95,9 @@ def test_everything_exported_is_documented() -> None:
     for module in (
         stagewire,
         stagewire.aio,
+        stagewire.checkpointing,
         stagewire.client,
+        stagewire.context,
         stagewire.diffusion,
         stagewire.errors,
         stagewire.kv,

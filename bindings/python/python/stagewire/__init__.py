@@ -1,6 +1,7 @@
 """Stagewire serves generative models whose stages run in different processes.
 
 * `stage`, `fuse`, `Payload`, `Result`, `Artefact`, `Context`: what a pipeline module is written in.
+* `stagewire.checkpointing`: denoising loops of diffusers that can be interrupted, and go on from there.
 * `stagewire.modular.stages`: a diffusers modular pipeline handed over whole.
 * `stagewire.diffusion.DiffusionConnector`: hands tensors from process to process, without a server.
 * `stagewire.mooncake.EngineTransport`: moves tensors between hosts over Mooncake's transfer engine.
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._fused import fuse
 from ._native import Tensor, __version__
-from .context import Context, Input
-from .errors import Cancelled, StagewireError
+from .context import Checkpoint, Context, Input
+from .errors import Cancelled, StagewireError, Yielded
 from .stages import Artefact, Payload, Result, Stage, stage
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "Artefact",
     "AsyncClient",
     "Cancelled",
+    "Checkpoint",
     "Client",
     "Context",
     "Input",
@@ -38,13 +40,14 @@ __all__ = [
     "Stage",
     "StagewireError",
     "Tensor",
+    "Yielded",
     "__version__",
     "fuse",
     "stage",
 ]
 
 _LAZY = {"AsyncClient": "client", "Client": "client"}
-_MODULES = {"client", "conformance", "diffusion", "kv", "local", "modular", "mooncake", "pipeline"}
+_MODULES = {"checkpointing", "client", "conformance", "diffusion", "kv", "local", "modular", "mooncake", "pipeline"}
 
 
 def __getattr__(name: str) -> Any:

@@ -38,10 +38,7 @@ class Imported:
         self, bundle: Mapping[str, Any], *, strict: bool = False, place: Callable[[int, Any], Any] | None = None
     ) -> None:
         if not hasattr(bundle, "items"):
-            raise Invalid(
-                f"a bundle is a mapping {{name: tensor | None | [tensor, ...]}}, not a {type(bundle).__name__}",
-                reason="payload.bundle",
-            )
+            raise _no_bundle(bundle)
         self.entries: list[Entry] = []
         self.copies = 0
         self.copied_bytes = 0
@@ -93,6 +90,36 @@ class Imported:
         self.copies += 1
         self.copied_bytes += tensor.nbytes
         return copy
+
+
+def snapshot(bundle: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of a bundle's tensors in host memory, which nobody else writes to.
+
+    Raises:
+        Invalid: It is no bundle.
+    """
+
+    def copy(name: str, value: Any) -> Tensor:
+        # Off a device, that is a copy already.
+        return wrap(name, value.cpu()) if getattr(value, "is_cuda", False) else wrap(name, value).copy()
+
+    if not hasattr(bundle, "items"):
+        raise _no_bundle(bundle)
+    return {
+        name: None
+        if value is None
+        else [copy(f"{name}[{i}]", item) for i, item in enumerate(value)]
+        if isinstance(value, list | tuple)
+        else copy(str(name), value)
+        for name, value in bundle.items()
+    }
+
+
+def _no_bundle(value: object) -> Invalid:
+    return Invalid(
+        f"a bundle is a mapping {{name: tensor | None | [tensor, ...]}}, not a {type(value).__name__}",
+        reason="payload.bundle",
+    )
 
 
 def each(bundle: Mapping[str, Any]) -> Iterator[Any]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .stages import Payload
+
 __all__ = [
     "BY_CLASS",
     "Cancelled",
@@ -29,6 +31,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Unsupported",
+    "Yielded",
     "from_failure",
 ]
 
@@ -140,6 +143,28 @@ class Internal(StagewireError, RuntimeError):
     """A defect of Stagewire, or an exception in a stage's own code."""
 
     error_class = "internal"
+
+
+class Yielded(BaseException):
+    """The attempt has handed over its state and ended: another one goes on from there. Raised by `Context.yield_`.
+
+    A stage function lets it pass, as a generator does with `GeneratorExit`; it is no `Exception`, so that
+    ``except Exception`` lets it pass too. Whoever swallows it changes nothing: what the function returns is dropped.
+
+    Attributes:
+        checkpoint: What was handed over, a `stagewire.Payload`; None where the next attempt goes on from the last
+            checkpoint, or from the beginning.
+        done: Units done.
+        total: Units in all.
+        unit: What is counted.
+    """
+
+    def __init__(self, checkpoint: Payload | None, done: int, total: int, unit: str) -> None:
+        super().__init__(f"yielded after {done} of {total} {unit}s")
+        self.checkpoint = checkpoint
+        self.done = done
+        self.total = total
+        self.unit = unit
 
 
 BY_CLASS: dict[str, type[StagewireError]] = {

@@ -19,7 +19,8 @@ stages = stagewire.modular.stages(
 
 Every block gets what the blocks before it made, the parameters of the job that it has an input for, and its own
 defaults for the rest. What later blocks need is handed over: tensors as they are, other JSON-like values as metadata.
-Steps of a denoising loop are reported as progress, which is also where a cancelled job stops.
+Steps of a denoising loop are reported as progress, which is also where a cancelled job stops. A loop that
+`stagewire.checkpointing` knows can be interrupted there, and goes on.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import io
 import itertools
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from . import checkpointing
 from .errors import Invalid, NotFound, Unsupported
 from .stages import Artefact, Output, Payload, Result, Stage
 
@@ -155,11 +157,14 @@ class _Block:
         """Runs the block on what the ones before it made."""
         received = _received(ctx)
         given = self._inputs(ctx, received)
-        before = _CONTEXT.set(ctx)
-        try:
-            state = pipe(**given)
-        finally:
-            _CONTEXT.reset(before)
+        if checkpointing.supports(pipe):
+            state = checkpointing.run(ctx, pipe, **given)
+        else:
+            before = _CONTEXT.set(ctx)
+            try:
+                state = pipe(**given)
+            finally:
+                _CONTEXT.reset(before)
         outputs = {*self._block.output_names, *self._block.intermediate_output_names}
         made = {name: state.get(name) for name in outputs if name in state.values}
         if self._later is None:

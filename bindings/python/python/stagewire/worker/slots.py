@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .._bundle import Imported
 from .._consume import Reader
 from .._payload import to_json
-from ..context import Context
-from ..errors import Cancelled, Invalid, StagewireError
+from ..context import Checkpoint, Context
+from ..errors import Cancelled, Invalid, StagewireError, Yielded
 from ..local import as_payload
 from ..stages import Payload, Result
 from . import failure, threads
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .._bundle import Framework
-    from .._native import Handle, Task, Worker
+    from .._native import Consumer, Handle, Pending, Task, Worker
     from ..stages import Stage
 
 LOG = logging.getLogger("stagewire.worker")
@@ -96,7 +96,9 @@ class Slot:
             self._fail(task, error)
 
     def _fail(self, task: Task, error: BaseException) -> None:
-        if task.cancelled or isinstance(error, Cancelled):
+        if isinstance(error, Yielded):
+            LOG.info("job %s, attempt %d: %s", task.job_id, task.attempt, error)
+        elif task.cancelled or isinstance(error, Cancelled):
             LOG.info("job %s, attempt %d: stopped: %s", task.job_id, task.attempt, error)
         elif not isinstance(error, StagewireError):
             text = "".join(traceback.format_exception(error)).rstrip()
@@ -131,11 +133,16 @@ class Slot:
 
 
 class _Reporter:
-    """Progress and cancellation of a context, by its attempt and those that run along with it."""
+    """What carries out a context's wishes: its attempt, with those that run along with it."""
 
     def __init__(self, task: Task, batch: list[Task]) -> None:
         self._task = task
         self._batch = batch
+        self.takes_checkpoints = task.takes_checkpoints
+        self.resume: Checkpoint | None = None
+        if task.resume is not None:
+            handle, progress = task.resume
+            self.resume = Checkpoint(_TaskCheckpoint(task, task.stage, handle), *progress)
 
     def report(self, done: int, total: int, unit: str) -> None:
         if done < 0 or total < 0:
@@ -150,6 +157,45 @@ class _Reporter:
     @property
     def cancelled(self) -> bool:
         return self._task.cancelled
+
+    @property
+    def yield_requested(self) -> bool:
+        return self._task.yield_requested
+
+    def checkpoint(self, state: Payload, done: int, total: int, unit: str) -> _Saving:
+        entries = Imported(state.tensors).entries
+        return _Saving(self._task.checkpoint(entries, to_json(state.metadata), done, total, unit))
+
+    def yield_(self, state: Payload | None, done: int, total: int, unit: str) -> None:
+        if state is None:
+            self._task.yield_(None, "null", done, total, unit)
+        else:
+            self._task.yield_(Imported(state.tensors).entries, to_json(state.metadata), done, total, unit)
+
+
+class _Saving:
+    """A checkpoint on its way. See `stagewire.context.Saving`."""
+
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+        self._error: StagewireError | None = None
+        self._taken = False
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._pending.wait(timeout):
+            return False
+        if not self._taken:
+            self._taken = True
+            try:
+                self._pending.take()
+            except StagewireError as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return True
 
 
 class TaskInput:
@@ -190,5 +236,14 @@ class TaskInput:
         return self._reader(framework, mapped).chunks()
 
     def _reader(self, framework: Framework | None, mapped: bool) -> Reader:
-        consumer = self._task.consume(self.stage, private=not mapped)
-        return Reader(self._handle, consumer, None, framework)
+        return Reader(self._handle, self._consume(private=not mapped), None, framework)
+
+    def _consume(self, *, private: bool) -> Consumer:
+        return self._task.consume(self.stage, private=private)
+
+
+class _TaskCheckpoint(TaskInput):
+    """The checkpoint that an attempt goes on from."""
+
+    def _consume(self, *, private: bool) -> Consumer:
+        return self._task.consume_checkpoint(private=private)
