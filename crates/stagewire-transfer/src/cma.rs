@@ -24,7 +24,7 @@ const KIND: Kind = Kind::Cma;
 /// From so many bytes, two threads copy. Measured: slower at 1 MiB, 1.5 to 2 times as fast at 64 MiB.
 const SHAPE: Shape = Shape {
     large_from: 4 << 20,
-    max_pieces: MAX_PIECES,
+    max_rows: MAX_PIECES as u64,
 };
 
 /// Threads that copy so many bytes.

@@ -2,6 +2,7 @@
 
 mod plain;
 mod plan;
+mod rows;
 mod streaming;
 
 use std::ptr::NonNull;
@@ -12,10 +13,12 @@ use std::thread;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-pub(crate) use plain::copy_plain;
 pub use plan::MAX_ROWS;
-pub(crate) use plan::{Piece, Plan, Shape, Written};
-pub(crate) use streaming::{copy_streaming, end_streaming};
+pub(crate) use plan::{Piece, Plan, Shape, Written, pieces};
+pub(crate) use rows::{Read, copy_rows};
+pub(crate) use streaming::end_streaming;
+
+use stagewire_core::Record;
 
 use crate::target::Claim;
 
@@ -27,16 +30,16 @@ const INLINE_BYTES: u64 = 1 << 20;
 /// as a tick of the scheduler, within which others of its runtime can wait.
 const JOINED_BYTES: u64 = 8 << 20;
 
-/// As long as they have at most so many pieces, which cost time of their own.
-const INLINE_PIECES: usize = 1024;
+/// As long as they have at most so many rows, which cost time of their own.
+const INLINE_ROWS: u64 = 1024;
 
-/// How the bytes of a piece get to the destination.
+/// How the bytes of a record get to the destination.
 pub(crate) trait Mover: Send + Sync + 'static {
-    /// Copies pieces to offsets from `dst`; `large` tells that they are part of a large copy.
+    /// Copies records to offsets from `dst`; `large` tells that they are part of a large copy.
     ///
     /// # Safety
-    /// Each piece must lie inside source and destination, and nobody else may touch its destination.
-    unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, large: bool) -> Result<(), MoveError>;
+    /// Each record must lie inside source and destination, and nobody else may touch its destination.
+    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, large: bool) -> Result<(), MoveError>;
 
     /// Tells, after the last copy, whether all of them read memory that was in place until then.
     fn verify(&self) -> Result<(), MoveError>;
@@ -79,21 +82,26 @@ struct Finish {
     done: oneshot::Sender<Result<Claim, MoveError>>,
 }
 
-/// Copies pieces within this process. Nobody needs a fence after it.
+/// Copies records within this process. Nobody needs a fence after it.
 ///
 /// # Safety
-/// Each piece must lie inside the memory at `src` and that at `dst`, which do not overlap, and nobody else may touch its
+/// Each record must lie inside the memory at `src` and that at `dst`, which do not overlap, and nobody else may touch its
 /// destination.
-pub(crate) unsafe fn copy_pieces(pieces: &[Piece], src: NonNull<u8>, dst: NonNull<u8>, large: bool) {
-    for piece in pieces {
+pub(crate) unsafe fn copy_records(records: &[Record], src: NonNull<u8>, dst: NonNull<u8>, large: bool) {
+    let read = |record: &Record| Read {
+        at: src.as_ptr().wrapping_add(record.src_offset as usize),
+        width: record.width as usize,
+        rows: record.rows as usize,
+        pitch: record.src_pitch as usize,
+    };
+    let mut next = records.first().map(read);
+    for (index, record) in records.iter().enumerate() {
+        let Some(from) = next else { break };
+        next = records.get(index + 1).map(read);
         // SAFETY: the caller's promise.
         unsafe {
-            let (src, dst) = (src.add(piece.src as usize), dst.add(piece.dst as usize));
-            if large {
-                copy_streaming(src.as_ptr(), dst.as_ptr(), piece.len as usize);
-            } else {
-                copy_plain(src.as_ptr(), dst.as_ptr(), piece.len as usize);
-            }
+            let to = dst.add(record.dst_offset as usize).as_ptr();
+            copy_rows(from, to, record.dst_pitch as usize, next, large);
         }
     }
     if large {
@@ -103,14 +111,14 @@ pub(crate) unsafe fn copy_pieces(pieces: &[Piece], src: NonNull<u8>, dst: NonNul
 
 /// Whether a plan is copied sooner on the thread that asks than handed over.
 pub(crate) fn is_short(plan: &Plan) -> bool {
-    plan.bytes() <= INLINE_BYTES && plan.pieces_count() <= INLINE_PIECES
+    plan.bytes() <= INLINE_BYTES && plan.rows() <= INLINE_ROWS
 }
 
 /// Runs a plan on this thread.
 pub(crate) fn at_once(plan: &Plan, mover: &impl Mover, claim: &Claim) -> Result<(), MoveError> {
     for batch in plan.batches() {
         // SAFETY: the plan was made for these lengths, and the claim reserves the destination.
-        unsafe { mover.copy(plan.pieces(batch), claim.base(), plan.is_large())? };
+        unsafe { mover.copy(plan.records(batch), claim.base(), plan.is_large())? };
     }
     mover.verify()
 }
@@ -161,7 +169,7 @@ impl<M: Mover> Work<M> {
                 // SAFETY: as in `run`; batches are disjoint, and each is taken once.
                 let copied = unsafe {
                     self.mover
-                        .copy(self.plan.pieces(batch), self.dst.0, self.plan.is_large())
+                        .copy(self.plan.records(batch), self.dst.0, self.plan.is_large())
                 };
                 if let Err(error) = copied {
                     // The first error stands.

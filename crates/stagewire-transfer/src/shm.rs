@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use stagewire_core::{Device, Peer, Record, RegionRef, TransportAddress};
 
-use crate::copy::{MoveError, Mover, Piece, Shape, copy_pieces};
+use crate::copy::{MoveError, Mover, Shape, copy_records};
 use crate::link::{Grip, Link};
 use crate::mapping::Keep;
 use crate::pull::pull;
@@ -23,7 +23,7 @@ const KIND: Kind = Kind::Shm;
 /// wins, at 64 MiB this is three times as fast.
 pub(crate) const SHAPE: Shape = Shape {
     large_from: 4 << 20,
-    max_pieces: usize::MAX,
+    max_rows: u64::MAX,
 };
 
 #[derive(Debug)]
@@ -186,10 +186,10 @@ unsafe impl Send for OutOfMapping {}
 unsafe impl Sync for OutOfMapping {}
 
 impl Mover for OutOfMapping {
-    unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
-        // SAFETY: the caller proved that the pieces lie inside both. They do not overlap: nobody writes to a region that
+    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
+        // SAFETY: the caller proved that the records lie inside both. They do not overlap: nobody writes to a region that
         // others may read, so no target is made of it.
-        unsafe { copy_pieces(pieces, self.src, dst, large) };
+        unsafe { copy_records(records, self.src, dst, large) };
         Ok(())
     }
 

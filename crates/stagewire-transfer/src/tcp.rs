@@ -54,7 +54,7 @@ const KIND: Kind = Kind::Tcp;
 /// Nothing is cut for threads: one lane takes all.
 const SHAPE: Shape = Shape {
     large_from: u64::MAX,
-    max_pieces: usize::MAX,
+    max_rows: u64::MAX,
 };
 
 /// A lane that breaks off usually does so because the peer died, which shows on the control connection a moment later.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use libc::{c_void, iovec};
 use smallvec::SmallVec;
+use stagewire_core::Record;
 
 use crate::buffer::Buffer;
-use crate::copy::{MoveError, Mover, Piece};
+use crate::copy::{MoveError, Mover, Piece, pieces};
 use crate::link::Grip;
 
 /// Pieces that one system call takes: `UIO_MAXIOV` of the kernel, less one for the owner's random word.
@@ -40,8 +41,9 @@ pub(super) struct OutOfProcess {
 }
 
 impl Mover for OutOfProcess {
-    unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, _large: bool) -> Result<(), MoveError> {
-        let (mut left, mut apart) = (pieces, 0);
+    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, _large: bool) -> Result<(), MoveError> {
+        let pieces = pieces(records);
+        let (mut left, mut apart) = (&pieces[..], 0);
         while apart < left.len() {
             let near = near(&left[apart..]);
             if near < LEAST_NEAR {

@@ -12,7 +12,7 @@ pub const MAX_ROWS: u64 = 1 << 20;
 /// Bytes of a batch when several threads share the work.
 const BATCH: u64 = 1 << 20;
 
-/// One contiguous copy.
+/// One contiguous copy: for those who move each row for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) src: u64,
@@ -25,20 +25,24 @@ pub(crate) struct Piece {
 pub(crate) struct Shape {
     /// From so many bytes, a copy is large: it is cut for several threads.
     pub(crate) large_from: u64,
-    /// Pieces of a batch at most.
-    pub(crate) max_pieces: usize,
+    /// Rows of a batch at most.
+    pub(crate) max_rows: u64,
 }
 
 /// Destination bytes, sorted and disjoint.
 pub(crate) type Written = SmallVec<[Range<u64>; 1]>;
 
-type Pieces = SmallVec<[Piece; 1]>;
+pub(crate) type Pieces = SmallVec<[Piece; 1]>;
 
-/// What one pull copies: checked, merged, and cut into batches. That of one piece allocates nothing.
+type Records = SmallVec<[Record; 1]>;
+
+/// What one pull copies: checked, merged, and cut into batches. Rows of a record stay together: a KV cache has a hundred
+/// thousand of them in a thousand records. A plan of one record allocates nothing.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pieces: Pieces,
+    records: Records,
     batches: SmallVec<[Range<usize>; 1]>,
+    rows: u64,
     bytes: u64,
     large: bool,
 }
@@ -65,14 +69,14 @@ impl Plan {
             return Err(TransferError::TooManyRows { rows, max: MAX_ROWS });
         }
         let written = written(records)?;
-        let rows = merge(records, rows as usize);
         let large = bytes >= shape.large_from;
-        let pieces = if large { split(rows) } else { rows };
         let max_bytes = if large { BATCH } else { u64::MAX };
-        let batches = cut(&pieces, max_bytes, shape.max_pieces);
+        let records = split(joined(records), max_bytes, shape.max_rows);
+        let batches = cut(&records, max_bytes, shape.max_rows);
         let plan = Self {
-            pieces,
+            records,
             batches,
+            rows,
             bytes,
             large,
         };
@@ -83,8 +87,9 @@ impl Plan {
         self.bytes
     }
 
-    pub(crate) fn pieces_count(&self) -> usize {
-        self.pieces.len()
+    /// Rows of all records.
+    pub(crate) fn rows(&self) -> u64 {
+        self.rows
     }
 
     pub(crate) fn is_large(&self) -> bool {
@@ -95,24 +100,21 @@ impl Plan {
         &self.batches
     }
 
-    pub(crate) fn pieces(&self, batch: &Range<usize>) -> &[Piece] {
-        &self.pieces[batch.clone()]
+    pub(crate) fn records(&self, batch: &Range<usize>) -> &[Record] {
+        &self.records[batch.clone()]
+    }
+
+    /// All of it, each row for itself.
+    pub(crate) fn pieces(&self) -> Pieces {
+        pieces(&self.records)
     }
 }
 
-/// Records with a byte, as few rows each as possible.
-fn merged(records: &[Record]) -> impl Iterator<Item = Record> {
-    records
-        .iter()
-        .map(|record| record.merged())
-        .filter(|record| record.width > 0 && record.rows > 0)
-}
-
-/// The rows of all records, at most so many; a record that goes on where the one before ends, on both sides, adds to its
-/// last piece.
-fn merge(records: &[Record], most: usize) -> Pieces {
-    let mut pieces = Pieces::with_capacity(most);
-    for record in merged(records) {
+/// The rows of records, each for itself. One that goes on where the one before ends, on both sides, adds to it.
+pub(crate) fn pieces(records: &[Record]) -> Pieces {
+    let rows: u64 = records.iter().map(|record| record.rows).sum();
+    let mut pieces = Pieces::with_capacity(rows as usize);
+    for record in records {
         let len = record.width;
         let mut rows = record.row_offsets().map(|(src, dst)| Piece { src, dst, len });
         // Rows of one record that go on like that are one row by now.
@@ -125,6 +127,32 @@ fn merge(records: &[Record], most: usize) -> Pieces {
         pieces.extend(rows);
     }
     pieces
+}
+
+/// Records with a byte, as few rows each as possible.
+fn merged(records: &[Record]) -> impl Iterator<Item = Record> {
+    records
+        .iter()
+        .map(|record| record.merged())
+        .filter(|record| record.width > 0 && record.rows > 0)
+}
+
+/// The records; single rows that go on where the one before ends, on both sides, become one.
+fn joined(records: &[Record]) -> Records {
+    let mut joined = Records::with_capacity(records.len());
+    for record in merged(records) {
+        match joined.last_mut() {
+            Some(last)
+                if (last.rows, record.rows) == (1, 1)
+                    && last.src_offset + last.width == record.src_offset
+                    && last.dst_offset + last.width == record.dst_offset =>
+            {
+                *last = Record::contiguous(last.src_offset, last.dst_offset, last.width + record.width);
+            }
+            _ => joined.push(record),
+        }
+    }
+    joined
 }
 
 /// The destination bytes, each proven to be written once.
@@ -170,29 +198,45 @@ fn united(rows: impl IntoIterator<Item = Range<u64>>) -> Result<Written, Transfe
     Ok(united)
 }
 
-/// Cuts long pieces, so that the threads end at about the same time.
-fn split(pieces: Pieces) -> Pieces {
-    let parts = |piece: Piece| {
-        (0..piece.len).step_by(BATCH as usize).map(move |at| Piece {
-            src: piece.src + at,
-            dst: piece.dst + at,
-            len: BATCH.min(piece.len - at),
-        })
-    };
-    pieces.into_iter().flat_map(parts).collect()
+/// Cuts long records between rows, and long rows, so that the threads end at about the same time.
+fn split(records: Records, max_bytes: u64, max_rows: u64) -> Records {
+    let fits = |record: &Record| record.nbytes() <= max_bytes && record.rows <= max_rows;
+    if records.iter().all(fits) {
+        return records;
+    }
+    let mut split = Records::new();
+    for record in records {
+        if record.width > max_bytes {
+            let rows = record.row_offsets();
+            split.extend(rows.flat_map(|(src, dst)| {
+                let parts = (0..record.width).step_by(max_bytes as usize);
+                parts.map(move |at| Record::contiguous(src + at, dst + at, max_bytes.min(record.width - at)))
+            }));
+            continue;
+        }
+        let most = (max_bytes / record.width).clamp(1, max_rows);
+        split.extend((0..record.rows).step_by(most as usize).map(|row| Record {
+            src_offset: record.src_offset + row * record.src_pitch,
+            dst_offset: record.dst_offset + row * record.dst_pitch,
+            rows: most.min(record.rows - row),
+            ..record
+        }));
+    }
+    split
 }
 
-/// Groups pieces into batches within both bounds; a single piece may exceed `max_bytes`.
-fn cut(pieces: &[Piece], max_bytes: u64, max_pieces: usize) -> SmallVec<[Range<usize>; 1]> {
+/// Groups records into batches within both bounds.
+fn cut(records: &[Record], max_bytes: u64, max_rows: u64) -> SmallVec<[Range<usize>; 1]> {
     let mut batches: SmallVec<[Range<usize>; 1]> = SmallVec::new();
-    let mut bytes = 0_u64;
-    for (index, piece) in pieces.iter().enumerate() {
-        bytes = bytes.saturating_add(piece.len);
+    let (mut bytes, mut rows) = (0_u64, 0_u64);
+    for (index, record) in records.iter().enumerate() {
+        bytes = bytes.saturating_add(record.nbytes());
+        rows = rows.saturating_add(record.rows);
         match batches.last_mut() {
-            Some(batch) if bytes <= max_bytes && batch.len() < max_pieces => batch.end = index + 1,
+            Some(batch) if bytes <= max_bytes && rows <= max_rows => batch.end = index + 1,
             _ => {
                 batches.push(index..index + 1);
-                bytes = piece.len;
+                (bytes, rows) = (record.nbytes(), record.rows);
             }
         }
     }
@@ -207,7 +251,7 @@ mod tests {
 
     const SHAPE: Shape = Shape {
         large_from: 4 * BATCH,
-        max_pieces: 1024,
+        max_rows: 1024,
     };
 
     fn plan(records: &[Record], src: u64, dst: u64) -> Result<(Plan, Written), TransferError> {
@@ -225,16 +269,27 @@ mod tests {
         }
     }
 
+    fn copy(pieces: &[Piece], source: &[u8], found: &mut [u8]) {
+        for Piece { src, dst, len } in pieces {
+            let (src, dst, len) = (*src as usize, *dst as usize, *len as usize);
+            found[dst..dst + len].copy_from_slice(&source[src..src + len]);
+        }
+    }
+
     #[test]
     fn a_large_copy_becomes_batches_and_a_small_one_does_not() {
         let (large, written) = plan(&[Record::contiguous(0, 0, 10 * BATCH + 1)], u64::MAX, u64::MAX).expect("legal");
-        assert_eq!((large.batches().len(), large.pieces.len()), (11, 11));
+        assert_eq!((large.batches().len(), large.records.len()), (11, 11));
         assert_eq!((written.len(), &written[0]), (1, &(0..10 * BATCH + 1)));
         let (short, written) = plan(&[Record::contiguous(3, 4, 4096)], 1 << 20, 1 << 20).expect("legal");
-        let allocated = short.pieces.spilled() || short.batches.spilled() || written.spilled();
+        let allocated = short.records.spilled() || short.batches.spilled() || written.spilled();
         assert!(!allocated, "the plan of one piece allocates");
+        let (strided, written) = plan(&[rows(1000, 8, 16, 8)], 1 << 20, 1 << 20).expect("legal");
+        let allocated = strided.records.spilled() || strided.batches.spilled() || written.spilled();
+        assert!(!allocated && strided.rows() == 1000, "the plan of one record allocates");
         let (small, _) = plan(&[rows(3000, 8, 16, 8)], 1 << 20, 1 << 20).expect("legal");
-        assert_eq!(small.batches(), [0..1024, 1024..2048, 2048..3000]);
+        let counts: Vec<u64> = small.records.iter().map(|record| record.rows).collect();
+        assert_eq!((small.batches().len(), counts), (3, vec![1024, 1024, 952]));
         let (narrow, _) = plan(&[rows(1 << 16, 64, 128, 64)], 1 << 30, 1 << 30).expect("legal");
         assert!(narrow.batches().len() == 64, "{} batches", narrow.batches().len());
     }
@@ -272,9 +327,12 @@ mod tests {
     }
 
     proptest! {
-        /// Against copying byte by byte, row by row.
+        /// Against copying byte by byte, row by row, however it is cut.
         #[test]
-        fn pieces_move_the_same_bytes(records in prop::collection::vec(record(), 0..6)) {
+        fn plans_move_the_same_bytes(
+            records in prop::collection::vec(record(), 0..6),
+            (max_bytes, max_rows) in (1_u64..20, 1_u64..6),
+        ) {
             let source: Vec<u8> = (0..100).collect();
             let (mut expected, mut hits) = (vec![0; 100], vec![0; 100]);
             let legal = records.iter().all(|record| record.check(100, 100).is_ok());
@@ -293,11 +351,19 @@ mod tests {
                 Ok((plan, written)) => {
                     prop_assert!(legal && hits.iter().all(|hits| *hits <= 1));
                     let mut found = vec![0; 100];
-                    for Piece { src, dst, len } in plan.batches().iter().flat_map(|batch| plan.pieces(batch)) {
-                        let (src, dst, len) = (*src as usize, *dst as usize, *len as usize);
-                        found[dst..dst + len].copy_from_slice(&source[src..src + len]);
-                    }
+                    copy(&plan.pieces(), &source, &mut found);
                     prop_assert_eq!(&found, &expected);
+                    found.fill(0);
+                    let split = split(plan.records.clone(), max_bytes, max_rows);
+                    let mut copied = 0;
+                    for batch in cut(&split, max_bytes, max_rows) {
+                        let batch = &split[batch];
+                        prop_assert!(batch.iter().map(Record::nbytes).sum::<u64>() <= max_bytes);
+                        prop_assert!(batch.iter().map(|record| record.rows).sum::<u64>() <= max_rows);
+                        copied += batch.len();
+                        copy(&pieces(batch), &source, &mut found);
+                    }
+                    prop_assert!(copied == split.len() && found == expected);
                     let counted: Vec<bool> = (0..100).map(|byte| written.iter().any(|row| row.contains(&byte))).collect();
                     let hit: Vec<bool> = hits.iter().map(|hits| *hits == 1).collect();
                     prop_assert_eq!(counted, hit);

@@ -14,7 +14,9 @@ pub(crate) unsafe fn copy_streaming(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: head, body and tail lie one after the other inside both ranges; the body is aligned in `dst`, and the
         // processor has AVX.
         unsafe {
-            ptr::copy_nonoverlapping(src, dst, head);
+            if head > 0 {
+                ptr::copy_nonoverlapping(src, dst, head);
+            }
             let groups = body / PAGES;
             let rest = groups * PAGES;
             if groups > 0 {
@@ -23,7 +25,9 @@ pub(crate) unsafe fn copy_streaming(src: *const u8, dst: *mut u8, len: usize) {
             if body > rest {
                 copy_blocks(src.add(head + rest), dst.add(head + rest), body - rest);
             }
-            ptr::copy_nonoverlapping(src.add(head + body), dst.add(head + body), len - head - body);
+            if head + body < len {
+                ptr::copy_nonoverlapping(src.add(head + body), dst.add(head + body), len - head - body);
+            }
         }
         return;
     }

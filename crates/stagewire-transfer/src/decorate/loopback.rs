@@ -149,13 +149,13 @@ impl fmt::Debug for LoopbackPinned {
 
 const SHAPE: Shape = Shape {
     large_from: u64::MAX,
-    max_pieces: usize::MAX,
+    max_rows: u64::MAX,
 };
 
 /// # Safety
 /// The plan was made for these lengths.
 unsafe fn run(plan: &Plan, src: *const u8, dst: *mut u8) {
-    for piece in plan.batches().iter().flat_map(|batch| plan.pieces(batch)) {
+    for piece in plan.pieces() {
         // SAFETY: the caller's contract.
         unsafe {
             ptr::copy(

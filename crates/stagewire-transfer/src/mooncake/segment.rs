@@ -9,7 +9,7 @@ use super::MooncakeError;
 use super::data::{ExchangeError, Job, Local, Operation, Pool, PoolError, Unsettled};
 use super::handshake::{Alive, AskError, Descriptor, DescriptorError, MessageKind, Notification, ask, to_json};
 use crate::budget::Budget;
-use crate::copy::{Piece, Plan, Shape};
+use crate::copy::{Plan, Shape};
 use crate::host::Counters;
 use crate::transport::Direction;
 use crate::wire::Kind;
@@ -20,7 +20,7 @@ const KIND: Kind = Kind::Mooncake;
 /// One request per run of bytes, however long.
 pub(super) const SHAPE: Shape = Shape {
     large_from: u64::MAX,
-    max_pieces: usize::MAX,
+    max_rows: u64::MAX,
 };
 
 /// Memory of a Mooncake peer, by its address there.
@@ -119,7 +119,7 @@ impl Segment {
             operation: Operation::Read,
             remote: src.address,
             local: Local(claim.base()),
-            pieces: whole(&plan),
+            pieces: &plan.pieces(),
         };
         let unsettled = Unsettled::default();
         let running = async {
@@ -160,7 +160,7 @@ impl Segment {
             operation: Operation::Write,
             remote: dst.address,
             local: Local(src.as_ptr()),
-            pieces: whole(&plan),
+            pieces: &plan.pieces(),
         };
         let unsettled = Unsettled::default();
         let running = async {
@@ -273,11 +273,6 @@ impl fmt::Debug for Segment {
             .field("lost", &self.lost.get())
             .finish_non_exhaustive()
     }
-}
-
-/// All pieces of a plan of [`SHAPE`], which makes one batch.
-pub(super) fn whole(plan: &Plan) -> &[Piece] {
-    plan.batches().first().map_or(&[], |batch| plan.pieces(batch))
 }
 
 fn host_memory(device: Device) -> Result<(), TransferError> {

@@ -7,7 +7,7 @@ use stagewire_core::{Peer, Record, RegionRef, TransportAddress};
 use tokio::time::timeout;
 
 use super::data::{ExchangeError, Job, Local, Operation, Pool, PoolError, Unsettled};
-use super::segment::{SHAPE, chain, whole};
+use super::segment::{SHAPE, chain};
 use super::{Mooncake, lock};
 use crate::link::{Grip, Link};
 use crate::pull::{self, no_map, pull_with};
@@ -140,7 +140,7 @@ impl Pinned for MooncakePinned {
                 operation: Operation::Read,
                 remote: self.address,
                 local: Local(claim.base()),
-                pieces: whole(&plan),
+                pieces: &plan.pieces(),
             };
             // SAFETY: the plan was made for these lengths; the claim reserves the bytes and outlives the future.
             let ran = unsafe { self.pool.run(&job, unsettled) }.await;
@@ -164,7 +164,7 @@ impl Pinned for MooncakePinned {
                 operation: Operation::Write,
                 remote: self.address,
                 local: Local(src.as_ptr()),
-                pieces: whole(&plan),
+                pieces: &plan.pieces(),
             };
             // SAFETY: the plan was made for these lengths; `src` is borrowed until the future is done or dropped.
             match unsafe { self.pool.run(&job, unsettled) }.await {

@@ -23,7 +23,7 @@ use crate::{Mapping, Memory, Pinned, Target, TransferError, TransferOptions};
 /// The worker cuts jobs itself.
 const SHAPE: Shape = Shape {
     large_from: u64::MAX,
-    max_pieces: usize::MAX,
+    max_rows: u64::MAX,
 };
 
 /// How long after an error of NIXL the control connection may take to tell that the peer is gone.
@@ -83,19 +83,18 @@ impl NixlPinned {
         progress: Arc<Progress>,
     ) -> Result<Held, TransferError> {
         let Pin { peer, remote, grip, .. } = &*self.pin;
-        let stretch = |piece: &Piece| {
-            let &Piece { src, dst, len } = piece;
+        let stretch = |piece: Piece| {
+            let Piece { src, dst, len } = piece;
             let (local, remote) = if op == Op::Read { (dst, src) } else { (src, dst) };
             Stretch { local, remote, len }
         };
-        let pieces = plan.batches().iter().flat_map(|batch| plan.pieces(batch));
         let (done, finished) = oneshot::channel();
         let job = Job {
             peer: peer.name().clone(),
             op,
             local,
             remote: *remote,
-            stretches: pieces.map(stretch).collect(),
+            stretches: plan.pieces().into_iter().map(stretch).collect(),
             held,
             progress,
             done: Some(done),

@@ -4,7 +4,7 @@ use std::slice;
 use stagewire_core::{Device, Record};
 
 use super::{Claim, Target};
-use crate::copy::{self, MoveError, Mover, Piece, Plan, Written, copy_pieces};
+use crate::copy::{self, MoveError, Mover, Plan, Written, copy_records};
 use crate::shm::SHAPE;
 use crate::{Memory, TargetError, TransferError};
 
@@ -118,10 +118,10 @@ struct OutOfMemory {
 }
 
 impl Mover for OutOfMemory {
-    unsafe fn copy(&self, pieces: &[Piece], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
-        // SAFETY: the caller proved that the pieces lie inside both. They do not overlap: what is a target is shown as
+    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
+        // SAFETY: the caller proved that the records lie inside both. They do not overlap: what is a target is shown as
         // memory to nobody, and who made it of borrowed memory promised that nobody reads it now.
-        unsafe { copy_pieces(pieces, self.source.as_ptr(), dst, large) };
+        unsafe { copy_records(records, self.source.as_ptr(), dst, large) };
         Ok(())
     }
 

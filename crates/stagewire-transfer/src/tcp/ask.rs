@@ -11,7 +11,7 @@ use super::line::Line;
 use super::pace::Pace;
 use super::pool::Lane;
 use super::receive::{ReceiveError, receive};
-use super::rows::{Rows, Run};
+use super::rows::{Rows, Run, are_narrow};
 use super::send::{Base, Framing, Source, send};
 use super::serve::{receive_head, send_head};
 use super::vectors::Vectors;
@@ -19,11 +19,12 @@ use super::vectors::Vectors;
 /// Records of one request at most.
 pub(crate) const MAX_RECORDS: usize = MAX_RUNS as usize;
 
-/// Payload of a frame without digest: the larger, the fewer system calls.
+/// Payload of a frame that only the kernel touches: the larger, the fewer system calls.
 const PLAIN_FRAME: u32 = 1 << 20;
 
-/// Payload of a frame with digest. Small enough that it is still in the cache when it is hashed.
-const HASHED_FRAME: u32 = 256 << 10;
+/// Payload of a frame that is hashed, gathered or scattered here or there. Small enough that it is still in the cache when
+/// it is sent, or when it has come; and one is gathered while those before it are received.
+const TOUCHED_FRAME: u32 = 256 << 10;
 
 /// Memory on this side of a transfer.
 #[derive(Debug, Clone, Copy)]
@@ -44,8 +45,13 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    fn frame_len(self) -> u32 {
-        if self.digest { HASHED_FRAME } else { PLAIN_FRAME }
+    /// For rows of the peer and of this side.
+    fn frame_len(self, theirs: &[Run], ours: &Rows) -> u32 {
+        if self.digest || ours.is_narrow() || are_narrow(theirs) {
+            TOUCHED_FRAME
+        } else {
+            PLAIN_FRAME
+        }
     }
 }
 
@@ -66,7 +72,7 @@ pub(crate) async unsafe fn pull(
     let runs: Vec<Run> = part.iter().map(Run::source).collect();
     let rows = rows(part.iter().map(Run::destination), local.len)?;
     let transfer = lane.next_transfer();
-    let frame_len = wish.frame_len();
+    let frame_len = wish.frame_len(&runs, &rows);
     let request = Request {
         direction: Direction::Pull,
         digest: wish.digest,
@@ -112,7 +118,7 @@ pub(crate) async unsafe fn push(
     for (index, part) in parts.iter().enumerate() {
         let runs: Vec<Run> = part.iter().map(Run::destination).collect();
         let rows = rows(part.iter().map(Run::source), local.len)?;
-        let frame_len = wish.frame_len();
+        let frame_len = wish.frame_len(&runs, &rows);
         let request = Request {
             direction: Direction::Push,
             digest: wish.digest,

@@ -1,7 +1,7 @@
 //! The data frames of a transfer become memory.
 
 use std::io;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use twox_hash::XxHash3_64;
 
@@ -11,6 +11,7 @@ use super::line::Socket;
 use super::rows::{Cursor, Rows};
 use super::send::{Base, Framing};
 use super::vectors::{Turns, Vectors};
+use crate::copy::{Read, copy_rows};
 
 /// Why not all bytes of a transfer came.
 #[derive(Debug, thiserror::Error)]
@@ -165,11 +166,18 @@ unsafe fn settle(head: &Head, base: Base, rows: &Rows, mut cursor: Cursor, gathe
     }
     let gathered = &gathered[..len];
     let mut from = gathered.as_ptr();
-    cursor.walk(rows, len as u64, |offset, width| {
+    cursor.stride(rows, len as u64, |run, _| {
+        let (width, rows) = (run.width as usize, run.rows as usize);
+        let packed = Read {
+            at: from,
+            width,
+            rows,
+            pitch: width,
+        };
         // SAFETY: the rows of a frame have `len` bytes together; the caller vouches for the destination.
         unsafe {
-            ptr::copy_nonoverlapping(from, base.at(offset).as_ptr(), width);
-            from = from.add(width);
+            copy_rows(packed, base.at(run.offset).as_ptr(), run.pitch as usize, None, false);
+            from = from.add(width * rows);
         }
     });
     if head.digest { XxHash3_64::oneshot(gathered) } else { 0 }

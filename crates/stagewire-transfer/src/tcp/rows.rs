@@ -105,6 +105,16 @@ impl Rows {
     }
 }
 
+/// Whether the owner will find these rows narrow, as [`Rows::is_narrow`] says.
+pub(crate) fn are_narrow(runs: &[Run]) -> bool {
+    let (mut bytes, mut count) = (0_u64, 0_u64);
+    for run in runs.iter().filter(|run| run.width > 0).map(|run| run.merged()) {
+        bytes = bytes.saturating_add(run.width.saturating_mul(run.rows));
+        count = count.saturating_add(run.rows);
+    }
+    bytes < count.saturating_mul(NARROW)
+}
+
 /// Measured: below, a kernel vector per row costs more than one more copy of it.
 const NARROW: u64 = 2 << 10;
 
@@ -119,20 +129,43 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Walks over the next `bytes` bytes of the stream, or to its end: calls `visit` with offset and length of each
     /// contiguous part.
-    pub(crate) fn walk(&mut self, rows: &Rows, mut bytes: u64, mut visit: impl FnMut(u64, usize)) {
+    pub(crate) fn walk(&mut self, rows: &Rows, bytes: u64, mut visit: impl FnMut(u64, usize)) {
+        self.stride(rows, bytes, |run, _| {
+            for row in 0..run.rows {
+                visit(run.offset + row * run.pitch, run.width as usize);
+            }
+        });
+    }
+
+    /// As [`Cursor::walk`], with rows that lie at one distance together, and the run that begins behind them.
+    pub(crate) fn stride(&mut self, rows: &Rows, mut bytes: u64, mut visit: impl FnMut(Run, Option<&Run>)) {
         while bytes > 0
             && let Some(run) = rows.runs.get(self.run)
         {
-            let len = bytes.min(run.width - self.at);
-            visit(run.offset + self.row * run.pitch + self.at, len as usize);
-            bytes -= len;
-            self.at += len;
+            let offset = run.offset + self.row * run.pitch + self.at;
+            let whole = (bytes / run.width).min(run.rows - self.row);
+            let (width, count) = if self.at == 0 && whole > 0 {
+                self.row += whole;
+                (run.width, whole)
+            } else {
+                let width = bytes.min(run.width - self.at);
+                self.at += width;
+                (width, 1)
+            };
             if self.at == run.width {
                 (self.row, self.at) = (self.row + 1, 0);
             }
             if self.row == run.rows {
                 (self.run, self.row) = (self.run + 1, 0);
             }
+            bytes -= width * count;
+            let part = Run {
+                offset,
+                width,
+                rows: count,
+                ..*run
+            };
+            visit(part, rows.runs.get(self.run));
         }
     }
 }
@@ -159,6 +192,39 @@ mod tests {
         let mut seen = Vec::new();
         Cursor::default().walk(&rows, u64::MAX, |offset, len| seen.push((offset, len)));
         assert_eq!(seen, [(8, 12)]);
+    }
+
+    #[test]
+    fn rows_that_lie_at_one_distance_stay_together() {
+        let rows = Rows::new([run(1, 4, 3, 10), run(50, 2, 2, 5)], 100).expect("inside");
+        let (mut cursor, mut seen) = (Cursor::default(), Vec::new());
+        for bytes in [9, 4, 9] {
+            cursor.stride(&rows, bytes, |part, next| {
+                seen.push((part.offset, part.width, part.rows, next.map(|next| next.offset)));
+            });
+        }
+        let (second, end) = (Some(50), None);
+        let expected = [
+            (1, 4, 2, Some(1)),
+            (21, 1, 1, Some(1)),
+            (22, 3, 1, second),
+            (50, 1, 1, second),
+            (51, 1, 1, second),
+            (55, 2, 1, end),
+        ];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn both_sides_find_the_same_rows_narrow() {
+        for (runs, narrow) in [
+            ([run(0, 0, 9, 0), run(0, NARROW, 2, 5000)], false),
+            ([run(0, 64, 64, 64), run(0, 2, 0, 9)], false),
+            ([run(0, 256, 64, 1024), run(0, 2, 1, 9)], true),
+        ] {
+            let rows = Rows::new(runs, 1 << 20).expect("inside");
+            assert_eq!((are_narrow(&runs), rows.is_narrow()), (narrow, narrow), "{runs:?}");
+        }
     }
 
     #[test]

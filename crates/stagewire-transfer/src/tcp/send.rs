@@ -1,7 +1,7 @@
 //! Memory becomes the data frames of a transfer.
 
 use std::io;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
 use twox_hash::XxHash3_64;
 
@@ -9,8 +9,9 @@ use super::digest::Digest;
 use super::frame::{FrameKind, HEAD, Head, encode_head};
 use super::line::Socket;
 use super::pace::Pace;
-use super::rows::{Cursor, Rows};
+use super::rows::{Cursor, Rows, Run};
 use super::vectors::Vectors;
+use crate::copy::{Read, copy_rows};
 
 /// How the stream of a transfer is cut and proven. Both sides agree on it before.
 #[derive(Debug, Clone, Copy)]
@@ -113,12 +114,19 @@ unsafe fn lay_out(
         gathered.clear();
         gathered.reserve(len);
         let mut to = gathered.as_mut_ptr();
-        cursor.walk(rows, len as u64, |offset, width| {
+        let read = |run: &Run| Read {
+            at: base.0.as_ptr().wrapping_add(run.offset as usize),
+            width: run.width as usize,
+            rows: run.rows as usize,
+            pitch: run.pitch as usize,
+        };
+        cursor.stride(rows, len as u64, |run, next| {
+            let (width, rows) = (run.width as usize, run.rows as usize);
             // SAFETY: the rows of a frame have `len` bytes together, for which there is room; the caller vouches for
             // the source.
             unsafe {
-                ptr::copy_nonoverlapping(base.at(offset).as_ptr(), to, width);
-                to = to.add(width);
+                copy_rows(read(&run), to, width, next.map(read), false);
+                to = to.add(width * rows);
             }
         });
         // SAFETY: just filled.

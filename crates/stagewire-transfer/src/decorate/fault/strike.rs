@@ -199,7 +199,7 @@ impl Beneath {
 /// Only checked with, never copied by.
 const SHAPE: Shape = Shape {
     large_from: u64::MAX,
-    max_pieces: usize::MAX,
+    max_rows: u64::MAX,
 };
 
 /// Refuses what the transport below would refuse, before a part of it is done.

@@ -25,7 +25,7 @@ use crate::{Mapping, Memory, Pinned, Target, TransferError, TransferOptions};
 /// An engine cuts large transfers itself, where that is of use.
 const SHAPE: Shape = Shape {
     large_from: u64::MAX,
-    max_pieces: usize::MAX,
+    max_rows: u64::MAX,
 };
 
 /// How long a peer has to show that it lives after an engine failed, so that the error says what it is.
@@ -247,16 +247,15 @@ fn span(address: usize, len: u64, device: Device) -> EngineMemory {
 
 /// The plan's pieces between addresses, which `addresses` gives: here, and over there.
 fn slices(plan: &Plan, addresses: impl Fn(&Piece) -> (u64, u64)) -> Vec<EngineSlice> {
-    let pieces = plan.batches().iter().flat_map(|batch| plan.pieces(batch));
-    let slice = |piece: &Piece| {
-        let (local, remote) = addresses(piece);
+    let slice = |piece: Piece| {
+        let (local, remote) = addresses(&piece);
         EngineSlice {
             local,
             remote,
             len: piece.len,
         }
     };
-    pieces.map(slice).collect()
+    plan.pieces().into_iter().map(slice).collect()
 }
 
 impl fmt::Debug for EnginePinned {
