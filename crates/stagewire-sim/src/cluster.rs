@@ -1,6 +1,8 @@
 //! The cluster around the scheduler: what happens when.
 
+mod fetch;
 mod lifecycle;
+mod output;
 mod work;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -30,6 +32,8 @@ enum Next {
     Answer(usize, Token),
     /// A worker has heard that it may begin.
     Begin(usize, Token),
+    /// The first chunk of an output is there, while the others are made.
+    First(usize, Token),
     /// The stage function is done, so far as it depends on time.
     Computed(usize, Token),
     /// All of it is there.
@@ -52,10 +56,15 @@ enum Next {
 #[derive(Debug)]
 struct Place {
     stage: usize,
+    /// Which group of the stage it belongs to, and which rank of that it is. Rank 0 runs the attempts for all.
+    group: u32,
+    rank: u32,
     /// Who runs there, if anybody does.
     worker: Option<Incarnation>,
-    offer: Option<Offer>,
-    task: Option<work::Task>,
+    /// Those that were not granted yet. Attempts of a batch begin together.
+    offers: Vec<Offer>,
+    /// What it runs: one attempt, or a batch of them.
+    tasks: Vec<work::Task>,
     /// Since when it has worked, and how long it has in all.
     busy_since: Option<Timestamp>,
     busy: Duration,
@@ -68,6 +77,8 @@ struct Place {
 struct Kept {
     holder: End,
     nbytes: u64,
+    /// Its last chunk is there, too.
+    whole: bool,
 }
 
 pub(crate) struct Cluster<'a> {
@@ -81,7 +92,7 @@ pub(crate) struct Cluster<'a> {
     by_worker: BTreeMap<Incarnation, usize>,
     payloads: BTreeMap<PayloadId, Kept>,
     links: Links,
-    flows: BTreeMap<u64, (usize, Token, work::Leg)>,
+    flows: BTreeMap<u64, (usize, Token, fetch::Leg)>,
     /// Those who wait for room in the store.
     puts: VecDeque<(usize, Token)>,
     stored: u64,
@@ -109,6 +120,7 @@ pub(crate) fn run(experiment: &Experiment) -> Result<Run, SimError> {
         stop: NEVER,
         max_queued: usize::MAX,
         max_queued_bytes: ByteCount(u64::MAX),
+        payload_bytes: experiment.byte_credits,
         max_ended: 1_000,
         max_killed_workers: u32::MAX,
         max_expired: u32::MAX,
@@ -154,12 +166,15 @@ impl Cluster<'_> {
         let (epoch, stored) = (Epoch(1), Default::default());
         self.tell(Input::Restarted { epoch, stored });
         for (stage, spec) in self.experiment.stages.iter().enumerate() {
-            for _ in 0..spec.workers {
+            let ranks = (0..spec.workers).flat_map(|group| (0..spec.world).map(move |rank| (group, rank)));
+            for (group, rank) in ranks {
                 self.places.push(Place {
                     stage,
+                    group,
+                    rank,
                     worker: None,
-                    offer: None,
-                    task: None,
+                    offers: Vec::new(),
+                    tasks: Vec::new(),
                     busy_since: None,
                     busy: Duration::ZERO,
                     life: 0,
@@ -191,6 +206,7 @@ impl Cluster<'_> {
                 }
                 Next::Answer(place, token) => self.answer(place, token),
                 Next::Begin(place, token) => self.begin_attempt(place, token),
+                Next::First(place, token) => self.first_made(place, token),
                 Next::Computed(place, token) => self.computed(place, token),
                 Next::Finish(place, token) => self.finish(place, token),
                 Next::Flows => self.flows_done(),
@@ -250,9 +266,9 @@ impl Cluster<'_> {
         });
     }
 
-    /// Something happens, and what follows from it follows.
+    /// Something happens, and what follows from it follows. What comes too late is refused and of no effect, as in a real
+    /// cluster.
     fn tell(&mut self, input: Input) {
-        // What comes too late is refused and of no effect, as in a real cluster.
         if let Ok(decision) = self.sched.decide(self.now, input) {
             self.make_true(decision);
         }
@@ -292,9 +308,11 @@ impl Cluster<'_> {
         let heard = self.now + self.experiment.network.latency;
         match effect {
             Effect::Offer(offer) => {
-                if let Some(place) = self.by_worker.get(&offer.worker).copied() {
+                // Ranks above 0 do as rank 0 does.
+                let leads = offer.member.as_ref().is_none_or(|member| member.rank == 0);
+                if let Some(place) = self.by_worker.get(&offer.worker).copied().filter(|_| leads) {
                     let token = offer.token;
-                    self.places[place].offer = Some(offer);
+                    self.places[place].offers.push(offer);
                     // There and back.
                     self.agenda
                         .put(heard + self.experiment.network.latency, Next::Answer(place, token));

@@ -31,6 +31,8 @@ pub struct Experiment {
     pub network: Network,
     /// Most bytes in the store; who wants to put more waits.
     pub store_capacity: Option<ByteCount>,
+    /// Most bytes of outputs that are made or held, wherever they are: at this bound the scheduler dispatches no more.
+    pub byte_credits: Option<ByteCount>,
     /// Workers that die.
     pub deaths: Option<Deaths>,
     /// Workers whose machine is taken away.
@@ -87,17 +89,25 @@ pub struct Stage {
     pub spec: StageSpec,
     /// Positions of the stages that it reads from.
     pub after: Vec<usize>,
-    /// Workers, one GPU each.
+    /// Workers, or groups of them.
     pub workers: u32,
-    /// Outputs that may be held at once. Where it says nothing, two for each worker that makes or reads them: an output is
-    /// held until whoever reads it is done.
+    /// Ranks of each, one GPU each, that run an attempt together.
+    pub world: u32,
+    /// Attempts that a worker runs together.
+    pub max_batch: u32,
+    /// What each further attempt of a batch adds to its time, as a part of the time of the longest one.
+    pub batch_cost: f64,
+    /// Outputs that may be held at once. Where it says nothing, two for each attempt that workers can make or read at once:
+    /// an output is held until whoever reads it is done.
     pub max_held: Option<u32>,
-    /// Of one job, on average.
+    /// Of one job, on average; with ranks, where all of them work at it.
     pub time: Duration,
     /// What it hands on.
     pub output: ByteCount,
     /// Pieces in which its output is handed on; a consumer begins with the first one.
     pub chunks: u32,
+    /// They are made one after the other, as by a model that denoises causally, instead of all at the end.
+    pub streams: bool,
     /// Part of its time after which the first piece of a result is there, where it is a last stage.
     pub first: f64,
     /// How it is handed on.
@@ -161,7 +171,7 @@ impl Experiment {
 
     /// GPUs in all.
     pub fn gpus(&self) -> u32 {
-        self.stages.iter().map(|stage| stage.workers).sum()
+        self.stages.iter().map(|stage| stage.workers * stage.world).sum()
     }
 
     /// Position of the stage of this name.
@@ -189,10 +199,14 @@ impl Experiment {
             },
             after: Vec::new(),
             workers: self.gpus(),
+            world: 1,
+            max_batch: 1,
+            batch_cost: 1.0,
             max_held: None,
             time,
             output: ByteCount(0),
             chunks: 1,
+            streams: false,
             first: 1.0 - rest.as_secs_f64() / time.as_secs_f64(),
             mode: TransferMode::P2p,
         };
@@ -206,9 +220,9 @@ impl Experiment {
     pub(crate) fn topology(&self) -> Result<Topology, TopologyError> {
         let spec = |(position, stage): (usize, &Stage)| {
             let readers = self.stages.iter().filter(|reader| reader.after.contains(&position));
-            let workers = stage.workers + readers.map(|reader| reader.workers).sum::<u32>();
+            let attempts = readers.chain([stage]).map(|stage| stage.workers * stage.max_batch);
             StageSpec {
-                max_held: stage.max_held.unwrap_or(2 * workers),
+                max_held: stage.max_held.unwrap_or(2 * attempts.sum::<u32>()),
                 ..stage.spec.clone()
             }
         };

@@ -1,26 +1,32 @@
 //! Workers that begin, die, and are taken away.
 
-use stagewire_core::Incarnation;
+use stagewire_core::{Incarnation, Member, StageName};
 use stagewire_sched::{DrainScope, Input, WorkerInfo};
 
-use super::{Cluster, Next};
+use super::work::Task;
+use super::{Cluster, Next, Place};
 use crate::links::End;
 
 impl Cluster<'_> {
     /// A worker begins at this place.
     pub(super) fn attach(&mut self, place: usize) {
         let incarnation = Incarnation(self.id());
-        let stage = self.places[place].stage;
+        let Place { stage, group, rank, .. } = self.places[place];
+        let spec = &self.experiment.stages[stage];
         self.places[place].worker = Some(incarnation);
         self.places[place].life += 1;
         self.by_worker.insert(incarnation, place);
         let worker = WorkerInfo {
             incarnation,
-            stage: self.experiment.stages[stage].spec.name.clone(),
+            stage: spec.spec.name.clone(),
             slots: 1,
-            max_batch: 1,
-            name: format!("{}-{place}", self.experiment.stages[stage].spec.name),
-            member: None,
+            max_batch: spec.max_batch,
+            name: format!("{}-{place}", spec.spec.name),
+            member: (spec.world > 1).then(|| Member {
+                group: StageName::new(&format!("g{group}")).expect("a letter and digits are a name"),
+                rank,
+                world: spec.world,
+            }),
         };
         self.tell(Input::WorkerAttached {
             worker,
@@ -74,8 +80,10 @@ impl Cluster<'_> {
         self.run.deaths += 1;
         self.places[place].life += 1;
         self.by_worker.remove(&worker);
-        self.places[place].offer = None;
-        self.leave(place);
+        self.places[place].offers.clear();
+        while let Some(token) = self.places[place].tasks.first().map(Task::token) {
+            self.leave(place, token);
+        }
         let held = self
             .payloads
             .iter()
@@ -85,8 +93,8 @@ impl Cluster<'_> {
         for payload in held {
             let readers = self.readers(payload);
             self.drop_payload(payload);
-            for reader in readers {
-                self.fail(reader, payload);
+            for (reader, token) in readers {
+                self.fail(reader, token, payload);
             }
         }
         self.agenda.put(self.now + noticed, Next::Lost(worker));

@@ -1,13 +1,15 @@
 //! An experiment as it stands in TOML.
 
+mod stage;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Deserialize;
-use stagewire_core::{ByteCount, StageName, TransferMode};
-use stagewire_sched::{ClassSpec, StageKind, StageSpec};
+use stagewire_core::{ByteCount, StageName};
+use stagewire_sched::ClassSpec;
 
-use super::{Arrivals, Class, Deaths, Experiment, NEVER, Network, SimError, Spot, Stage, trace};
+use super::{Arrivals, Class, Deaths, Experiment, Network, SimError, Spot, Stage, trace};
 use crate::service::{Measured, WORKLOADS, workload};
 
 #[derive(Debug, Deserialize)]
@@ -23,10 +25,11 @@ struct File {
     #[serde(default, rename = "class")]
     classes: Vec<ClassFile>,
     #[serde(rename = "stage")]
-    stages: Vec<StageFile>,
+    stages: Vec<stage::StageFile>,
     #[serde(default)]
     network: NetworkFile,
     store_capacity: Option<ByteCount>,
+    byte_credits: Option<ByteCount>,
     deaths: Option<DeathsFile>,
     spot: Option<SpotFile>,
     colocated: Option<BTreeMap<String, f64>>,
@@ -53,21 +56,6 @@ struct ClassFile {
     scale: f64,
     slo_s: Option<f64>,
     queue_deadline_s: Option<f64>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct StageFile {
-    name: String,
-    workers: u32,
-    kind: Option<StageKind>,
-    after: Option<Vec<String>>,
-    time_s: Option<f64>,
-    output_bytes: Option<ByteCount>,
-    #[serde(default = "one")]
-    chunks: u32,
-    mode: Option<TransferMode>,
-    max_held: Option<u32>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -130,7 +118,7 @@ pub(super) fn parse(text: &str, mut read: impl FnMut(&str) -> Result<String, Str
     let classes = file.classes.iter().map(class).collect::<Result<Vec<_>, _>>()?;
     let classes = if classes.is_empty() { defaults() } else { classes };
     let measured = measured(&file, &mut open)?;
-    let stages = stages(&file.stages, &measured)?;
+    let stages = stage::stages(&file.stages, &measured)?;
     let stage = |name: &str| {
         let position = stages.iter().position(|stage| stage.spec.name.as_str() == name);
         position.ok_or_else(|| wrong("a stage", name, &known(&stages)))
@@ -154,6 +142,10 @@ pub(super) fn parse(text: &str, mut read: impl FnMut(&str) -> Result<String, Str
     };
     let colocated = match &file.colocated {
         Some(slowdowns) => {
+            if let Some(stage) = stages.iter().find(|stage| stage.world > 1 || stage.streams) {
+                let must = "left out where a stage streams or has ranks: one GPU that runs all is no match for that";
+                return Err(wrong("[colocated]", &format!("beside stage {}", stage.spec.name), must));
+            }
             let mut all = vec![1.0; stages.len()];
             for (name, slowdown) in slowdowns {
                 all[stage(name)?] = number(&format!("colocated.{name}"), *slowdown, 0.01, 100.0)?;
@@ -169,6 +161,7 @@ pub(super) fn parse(text: &str, mut read: impl FnMut(&str) -> Result<String, Str
         spread: number("spread", file.spread, 0.0, 2.0)?,
         network: network(&file.network)?,
         store_capacity: file.store_capacity,
+        byte_credits: file.byte_credits,
         deaths,
         spot,
         colocated,
@@ -225,54 +218,6 @@ fn measured(file: &File, open: &mut impl FnMut(&str) -> Result<String, SimError>
         measured.extend(stages.map(|(stage, service)| (stage, (service.time_s, service.output_bytes.0))));
     }
     Ok(measured)
-}
-
-fn stages(files: &[StageFile], measured: &Measured) -> Result<Vec<Stage>, SimError> {
-    let mut stages: Vec<Stage> = Vec::new();
-    for file in files {
-        let name = StageName::new(&file.name).map_err(|error| wrong("a stage", &file.name, &error.to_string()))?;
-        let key = |key: &str| format!("{key} of stage {}", file.name);
-        let known_times = measured.get(&file.name).copied();
-        let time = file.time_s.or(known_times.map(|known| known.0));
-        let time = time.ok_or_else(|| wrong(&key("time-s"), "missing", "given, or measured"))?;
-        let after = match &file.after {
-            None => stages.len().checked_sub(1).into_iter().collect(),
-            Some(names) => {
-                let find = |name: &String| {
-                    let found = stages.iter().position(|stage| stage.spec.name.as_str() == name);
-                    found.ok_or_else(|| wrong(&key("after"), name, &known(&stages)))
-                };
-                names.iter().map(find).collect::<Result<_, _>>()?
-            }
-        };
-        let kind = file.kind.unwrap_or(if file.name.starts_with("denoise") {
-            StageKind::Admission
-        } else {
-            StageKind::WorkQueue
-        });
-        if !(1..=100_000).contains(&file.workers) {
-            return Err(wrong(&key("workers"), &file.workers.to_string(), "1 to 100000"));
-        }
-        let spec = StageSpec::new(name);
-        stages.push(Stage {
-            spec: StageSpec {
-                kind,
-                no_progress: NEVER,
-                ..spec
-            },
-            after,
-            workers: file.workers,
-            max_held: file.max_held,
-            time: positive(&key("time-s"), time)?,
-            output: file
-                .output_bytes
-                .unwrap_or(ByteCount(known_times.map_or(0, |known| known.1))),
-            chunks: file.chunks.max(1),
-            first: 1.0 / f64::from(file.chunks.max(1)),
-            mode: file.mode.unwrap_or(TransferMode::P2p),
-        });
-    }
-    Ok(stages)
 }
 
 fn arrivals(

@@ -5,21 +5,21 @@ use std::time::Duration;
 use stagewire_core::{ByteCount, Classify};
 use stagewire_sim::{Experiment, Layout, Report, fewest, simulate};
 
-fn parse(text: &str) -> Experiment {
+pub(crate) fn parse(text: &str) -> Experiment {
     Experiment::parse(text, |file| Err(format!("there is no {file}"))).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn run(experiment: &Experiment) -> Report {
+pub(crate) fn run(experiment: &Experiment) -> Report {
     simulate(experiment, Layout::Disaggregated).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn example(name: &str) -> Experiment {
+pub(crate) fn example(name: &str) -> Experiment {
     let path = format!("{}/../../examples/sim/{name}.toml", env!("CARGO_MANIFEST_DIR"));
     parse(&std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}")))
 }
 
 /// So many jobs only, for a debug build.
-fn shortened(mut experiment: Experiment, most: u64) -> Experiment {
+pub(crate) fn shortened(mut experiment: Experiment, most: u64) -> Experiment {
     if let stagewire_sim::Arrivals::Model { jobs, .. } = &mut experiment.arrivals {
         *jobs = most;
     }
@@ -236,6 +236,36 @@ fn what_is_wrong_with_an_experiment_is_said() {
             "a",
         ),
         ("arrivals", "workload = 'x'\narrivals", "sim.experiment", "wan-dfx"),
+        (
+            "workers = 1",
+            "workers = 1, max-batch = 0",
+            "sim.experiment",
+            "max-batch of stage a is 0",
+        ),
+        (
+            "workers = 1",
+            "workers = 1, max-batch = 2, kind = 'admission'",
+            "sim.experiment",
+            "max-batch of stage a is 2",
+        ),
+        (
+            "workers = 1",
+            "workers = 1, world = 2",
+            "sim.experiment",
+            "world of stage a is 2",
+        ),
+        (
+            "workers = 1",
+            "workers = 1, batch-cost = 1.5",
+            "sim.experiment",
+            "batch-cost of stage a is 1.5",
+        ),
+        (
+            "workers = 1",
+            "workers = 1, streams = true",
+            "sim.experiment",
+            "streams of stage a",
+        ),
         (
             "arrivals",
             "service-file = 'x.toml'\narrivals",
