@@ -102,6 +102,30 @@ def state(deployment: Deployment, job: str) -> str:
     return json.loads(deployment.command("job", job, "--json").stdout)["state"]
 
 
+def test_explain_says_what_a_job_waits_for_with_its_numbers(deployment, gate):
+    gate.hold("denoise-1")
+    first = deployment.client.submit(gate=str(gate.folder))
+    gate.reached("denoise-1")
+    waits = [deployment.client.submit(), deployment.client.submit()][-1]
+    eventually("it waits for denoise", lambda: "slot" in deployment.command("explain", waits.id).stdout)
+    said = deployment.command("explain", waits.id)
+    assert said.returncode == 0, said.stderr
+    lines = said.stdout.splitlines()
+    assert lines[0] == f"{waits.id}  active"
+    assert lines[1].split() == ["STAGE", "CAUSE", "FOR"]
+    at = next(index for index, line in enumerate(lines) if line.startswith("denoise"))
+    assert lines[at].split()[1] == "slot", said.stdout
+    for number in ("class standard", "ahead 1", "rank 2", "others 0", "advertised 1", "running 1"):
+        assert number in lines[at + 1], said.stdout
+    whole = json.loads(deployment.command("explain", waits.id, "--json").stdout)
+    assert {"id", "state", "waiting"} == set(whole)
+    assert [entry["stage"] for entry in whole["waiting"]] == ["denoise", "decode"]
+    gate.open("denoise-1")
+    for job in (first, waits):
+        assert job.wait(timeout=DEADLINE) == "succeeded"
+    assert deployment.command("explain", waits.id).stdout == f"{waits.id}  succeeded\n"
+
+
 def test_the_deadline_has_a_status_of_its_own_and_the_job_goes_on(deployment, gate):
     gate.hold("encode")
     done = deployment.command("submit", "--timeout", "0.2", "--param", f"gate={gate.folder}")

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::command::{
-    bench, dlq, doctor, drain, job, jobs, kv, pause, pools, serve, sim, status, store, submit, up, worker,
+    bench, dlq, doctor, drain, explain, job, jobs, kv, pause, pools, serve, sim, status, store, submit, up, worker,
 };
 use crate::exit::EXIT_HELP;
 
@@ -88,6 +88,7 @@ pub(crate) enum Command {
     Submit(submit::SubmitArgs),
     Jobs(jobs::JobsArgs),
     Job(job::JobArgs),
+    Explain(explain::ExplainArgs),
     Cancel(job::CancelArgs),
     Dlq(dlq::DlqArgs),
     Status(status::StatusArgs),
@@ -121,6 +122,7 @@ impl Command {
             Self::Submit(args) => args.server.json,
             Self::Jobs(args) => args.server.json,
             Self::Job(args) => args.server.json,
+            Self::Explain(args) => args.server.json,
             Self::Cancel(args) => args.server.json,
             Self::Dlq(args) => args.json(),
             Self::Status(args) => args.server.json,

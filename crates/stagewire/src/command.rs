@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod dlq;
 pub(crate) mod doctor;
 pub(crate) mod drain;
+pub(crate) mod explain;
 pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod keeper;

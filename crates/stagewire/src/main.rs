@@ -57,6 +57,7 @@ fn run(cli: Cli, output: &Output) -> Result<Exit, Fault> {
                     Command::Submit(args) => command::submit::run(args, global, output).await,
                     Command::Jobs(args) => command::jobs::run(args, global, output).await,
                     Command::Job(args) => command::job::show(args, global, output).await,
+                    Command::Explain(args) => command::explain::run(args, global, output).await,
                     Command::Cancel(args) => command::job::cancel(args, global, output).await,
                     Command::Dlq(args) => command::dlq::run(args, global, output).await,
                     Command::Status(args) => command::status::run(args, global, output).await,

@@ -30,10 +30,29 @@ pub(crate) struct Job {
 /// One thing that a job waits for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Waiting {
-    stage: Option<String>,
-    message: String,
+    pub(crate) stage: Option<String>,
+    #[serde(default)]
+    pub(crate) cause: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) waited_ns: Option<u64>,
+    pub(crate) message: String,
     #[serde(flatten)]
     rest: Map<String, Value>,
+}
+
+impl Waiting {
+    /// What else the server says, by name: its class, and the numbers of its cause.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (&str, String)> {
+        self.rest.iter().filter_map(|(name, value)| {
+            let value = match value {
+                Value::Null => return None,
+                Value::String(text) => text.clone(),
+                Value::Array(all) if all.is_empty() => return None,
+                other => other.to_string(),
+            };
+            Some((name.as_str(), value))
+        })
+    }
 }
 
 impl Job {

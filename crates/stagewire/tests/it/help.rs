@@ -1,8 +1,8 @@
 use crate::world::World;
 
-const COMMANDS: [&str; 19] = [
-    "up", "serve", "store", "worker", "submit", "jobs", "job", "cancel", "dlq", "status", "stages", "pools", "drain",
-    "pause", "resume", "doctor", "kv", "sim", "bench",
+const COMMANDS: [&str; 20] = [
+    "up", "serve", "store", "worker", "submit", "jobs", "job", "explain", "cancel", "dlq", "status", "stages", "pools",
+    "drain", "pause", "resume", "doctor", "kv", "sim", "bench",
 ];
 
 fn help(args: &[&str]) -> String {
