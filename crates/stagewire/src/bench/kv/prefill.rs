@@ -20,6 +20,7 @@ use super::moves::{BUFFERS, DEADLINE, TOKENS, tables};
 use super::pair;
 use crate::bench::paint::paint;
 use crate::bench::producer::now;
+use crate::bench::transfer::network::network_options;
 use crate::exit::{Exit, Fault};
 
 /// One line of JSON.
@@ -52,6 +53,7 @@ pub(super) async fn connector(dir: &Path, role: &str, transport: &str) -> anyhow
     let options = ConnectorOptions {
         arena_limit: ByteCount(4 << 30),
         transports: vec![transport.parse::<Carrier>()?],
+        network: network_options(false),
         ..ConnectorOptions::new(dir, StageName::new(role)?)
     };
     Ok(Connector::start(options).await?)

@@ -57,6 +57,8 @@ struct Round<'a> {
     moved: &'a Move,
     scattered: bool,
     pinned: Box<dyn Pinned>,
+    /// Kept as long.
+    _bare: Arc<dyn Transport>,
     destination: Room,
     prefill: &'a mut Prefill,
     handle: SenderHandle,
@@ -143,7 +145,8 @@ impl Bench<'_> {
         let handle = prefill.hold(transport, tp, moved.spans[0]).await?;
         let mut round = Round {
             scattered,
-            pinned: pin(bare, &held).await?,
+            pinned: pin(bare.clone(), &held).await?,
+            _bare: bare,
             destination: room(moved.spans[1])?,
             prefill: &mut prefill,
             handle,
