@@ -61,10 +61,12 @@ impl StoreService {
         &self.store
     }
 
-    /// Lets an attempt that ended badly put nothing more, and takes away what it has put.
-    pub fn discard(&self, token: Token) {
+    /// Lets an attempt that ended badly put nothing more, and takes away what it has put, but for one payload that is to
+    /// outlive it.
+    pub fn discard(&self, token: Token, kept: Option<PayloadId>) {
         self.store.gate().revoke(token);
-        for payload in self.store.written_by(token) {
+        let written = self.store.written_by(token).into_iter();
+        for payload in written.filter(|payload| kept != Some(*payload)) {
             if let Some(shared) = self.shared.upgrade() {
                 shared.table().release(payload, Gone::Released);
             }

@@ -55,6 +55,8 @@ pub enum AttemptEnd {
     Lost { loss: Loss, failure: Failure },
     /// It was revoked.
     Fenced(Failure),
+    /// It stopped at a step boundary, for this reason, and the next one goes on from there.
+    Yielded(Failure),
 }
 
 impl EndedAttempt {
@@ -87,17 +89,19 @@ impl AttemptEnd {
                 failure: failure.clone(),
             }),
             Event::AttemptFenced { failure, .. } => Some(Self::Fenced(failure.clone())),
+            Event::AttemptYielded { failure, .. } => Some(Self::Yielded(failure.clone())),
             _ => None,
         }
     }
 
-    /// The end in one word: `completed`, `failed`, `fenced`, or what [`Loss::name`] says.
+    /// The end in one word: `completed`, `failed`, `fenced`, `yielded`, or what [`Loss::name`] says.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Completed => "completed",
             Self::Failed(_) => "failed",
             Self::Lost { loss, .. } => loss.name(),
             Self::Fenced(_) => "fenced",
+            Self::Yielded(_) => "yielded",
         }
     }
 
@@ -105,13 +109,16 @@ impl AttemptEnd {
     pub const fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Completed => None,
-            Self::Failed(failure) | Self::Lost { failure, .. } | Self::Fenced(failure) => Some(failure),
+            Self::Failed(failure) | Self::Lost { failure, .. } | Self::Fenced(failure) | Self::Yielded(failure) => {
+                Some(failure)
+            }
         }
     }
 
     /// The same, with no more of the message than is kept.
     pub(crate) fn shortened(mut self) -> Self {
-        if let Self::Failed(failure) | Self::Lost { failure, .. } | Self::Fenced(failure) = &mut self
+        if let Self::Failed(failure) | Self::Lost { failure, .. } | Self::Fenced(failure) | Self::Yielded(failure) =
+            &mut self
             && failure.message.len() > MESSAGE
         {
             failure.message.truncate(failure.message.floor_char_boundary(MESSAGE));

@@ -26,6 +26,14 @@ pub struct Counters {
     pub attempts_completed: u64,
     pub attempts_failed: u64,
     pub attempts_fenced: u64,
+    pub attempts_yielded: u64,
+    /// Those among the yielded ones that made way for a job of another class.
+    pub attempts_preempted: u64,
+    /// Those among the granted ones that went on from a checkpoint.
+    pub attempts_resumed: u64,
+    /// Steps that those did not have to do again.
+    pub steps_saved: u64,
+    pub checkpoints: u64,
     pub attempts_lost_with_worker: u64,
     pub attempts_unclaimed: u64,
     pub attempts_not_running: u64,
@@ -55,6 +63,13 @@ impl Counters {
         if let Event::JobSubmitted { terms, .. } = event {
             self.stages_skipped += terms.skip.len() as u64;
         }
+        if let Event::AttemptGranted { saved, .. } = event {
+            self.attempts_resumed += u64::from(*saved > 0);
+            self.steps_saved = self.steps_saved.saturating_add(*saved);
+        }
+        if let Event::AttemptYielded { by: Some(_), .. } = event {
+            self.attempts_preempted += 1;
+        }
         let counter = match event {
             Event::JobSubmitted { .. } => &mut self.jobs_submitted,
             Event::JobEnded { outcome, .. } => match outcome {
@@ -72,6 +87,8 @@ impl Counters {
             Event::AttemptCompleted { .. } => &mut self.attempts_completed,
             Event::AttemptFailed { .. } => &mut self.attempts_failed,
             Event::AttemptFenced { .. } => &mut self.attempts_fenced,
+            Event::AttemptYielded { .. } => &mut self.attempts_yielded,
+            Event::Checkpointed { .. } => &mut self.checkpoints,
             Event::AttemptLost { loss, .. } => match loss {
                 Loss::WorkerLost => &mut self.attempts_lost_with_worker,
                 Loss::Unclaimed => &mut self.attempts_unclaimed,

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use stagewire_core::{Attempt, Failure, Handover, Incarnation, JobId, Member, PayloadId, Progress, StageName, Token};
 
-use crate::{Event, OutputSpec, PayloadInfo};
+use crate::{Checkpoint, Event, OutputSpec, PayloadInfo};
 
 /// What follows from an input.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,6 +24,12 @@ pub enum Effect {
     Offer(Offer),
     /// Tell the worker that the attempt may run.
     Grant { worker: Incarnation, token: Token },
+    /// Ask the worker to stop the attempt at its next step boundary, with a checkpoint.
+    Yield {
+        worker: Incarnation,
+        token: Token,
+        failure: Failure,
+    },
     /// Tell the worker to stop the attempt, or to forget the offer.
     CancelAttempt {
         worker: Incarnation,
@@ -70,6 +76,10 @@ pub struct Offer {
     pub output: OutputSpec,
     /// How long the offer stands.
     pub answer_within: Duration,
+    /// Whether it may hand over checkpoints.
+    pub checkpoints: bool,
+    /// Where it goes on; `None` is the beginning.
+    pub checkpoint: Option<Checkpoint>,
     /// The worker's place in its group. Ranks above 0 are granted at once what they are offered, and hand nothing over.
     pub member: Option<Member>,
 }
@@ -130,6 +140,17 @@ pub enum NoticeKind {
         chunks: u32,
         stored: bool,
     },
+    /// The next attempt of the stage goes on from here, whatever becomes of this one.
+    Checkpointed {
+        payload: PayloadId,
+        nbytes: u64,
+        stored: bool,
+        progress: Progress,
+    },
+    /// The attempt was asked to stop at its next step boundary.
+    Yielding(Failure),
+    /// It has stopped there, and the stage waits for a worker again.
+    Yielded(Failure),
     /// The stage is done, having received these chunks. No attempt where it was skipped.
     StageDone { handovers: Vec<Handover> },
     /// The stage has to run again, or its offer ended; what it showed of its output is retracted.

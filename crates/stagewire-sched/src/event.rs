@@ -4,7 +4,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stagewire_core::{Epoch, Failure, Handover, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
-use crate::{Discard, IdempotencyKey, Outcome, PayloadInfo, ResultInfo, Terms, WorkerInfo};
+use crate::{Discard, IdempotencyKey, Outcome, PayloadInfo, Preemptor, ResultInfo, Terms, WorkerInfo};
 
 /// A fact: something that was decided. State changes by events and by nothing else.
 ///
@@ -40,6 +40,8 @@ pub enum Event {
         nbytes: u64,
         /// The worker's name for people.
         name: Arc<str>,
+        /// Steps that it need not do, as it goes on from a checkpoint.
+        saved: u64,
     },
     /// The attempt has published its output.
     Published { token: Token, payload: PayloadInfo },
@@ -93,6 +95,19 @@ pub enum Event {
     JobRedriven { job: JobId },
     /// The dead letter is a job that has failed, like others.
     DeadLetterDiscarded { job: JobId, why: Discard },
+    /// The attempt goes on, and the next one of its stage goes on from here; the checkpoint before is of no use any more.
+    Checkpointed {
+        token: Token,
+        payload: PayloadInfo,
+        progress: Progress,
+    },
+    /// The attempt has stopped at a step boundary, and its stage goes back into its queue. `by` is the job that it made way
+    /// for, where it was preempted.
+    AttemptYielded {
+        token: Token,
+        by: Option<Preemptor>,
+        failure: Failure,
+    },
 
     // Volatile.
     /// The worker's stream is up. `claimed` attempts go on, `stale` ones were told to stop, and `unclaimed` payloads
@@ -135,6 +150,12 @@ pub enum Event {
         token: Token,
         sequence: u64,
         progress: Option<Progress>,
+    },
+    /// The attempt was asked to yield, for this job where it is preempted.
+    Yielding {
+        token: Token,
+        by: Option<Preemptor>,
+        failure: Failure,
     },
     /// An attempt that was superseded has stopped: its slot is free.
     AttemptStopped { worker: Incarnation, token: Token },
@@ -206,6 +227,7 @@ impl Event {
                 | Self::Offered { .. }
                 | Self::OfferEnded { .. }
                 | Self::Renewed { .. }
+                | Self::Yielding { .. }
                 | Self::AttemptStopped { .. }
         )
     }
@@ -231,6 +253,9 @@ impl Event {
             | Self::AttemptLost { token, .. }
             | Self::AttemptFenced { token, .. }
             | Self::PayloadMoved { token, .. }
+            | Self::Checkpointed { token, .. }
+            | Self::AttemptYielded { token, .. }
+            | Self::Yielding { token, .. }
             | Self::Offered { token, .. }
             | Self::OfferEnded { token, .. }
             | Self::Renewed { token, .. } => Some(token.job),

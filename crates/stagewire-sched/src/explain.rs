@@ -13,6 +13,10 @@ pub struct Waiting {
     pub waited: Duration,
     /// When the job is dropped, unless it has begun until then.
     pub dropped_in: Option<Duration>,
+    /// How far it has come already: an attempt goes on from there.
+    pub resumes: Option<Progress>,
+    /// Why its last attempt has yielded, or the present one is asked to, where it has or is.
+    pub yields: Option<Failure>,
     /// For what.
     pub cause: WaitCause,
 }

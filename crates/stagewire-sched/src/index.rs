@@ -26,7 +26,7 @@ pub(crate) struct Index {
     held_by: BTreeSet<(Holder, PayloadId)>,
     /// Jobs that have not ended, the oldest first.
     pub(crate) active: BTreeSet<(u64, JobId)>,
-    /// Those of them that hold a credit, the oldest first.
+    /// Those of them that hold a credit or a checkpoint, the oldest first.
     pub(crate) holding: BTreeSet<(u64, JobId)>,
     /// How many of those are offered or run.
     pub(crate) going: usize,
@@ -57,6 +57,11 @@ pub(crate) struct StageMark {
     begun: bool,
     deadline: Option<(Timestamp, Due)>,
     payload: Option<(PayloadId, Holder, u64)>,
+    checkpoint: Option<(PayloadId, Holder, u64)>,
+    /// Since when an attempt runs that may be preempted.
+    yieldable: Option<Timestamp>,
+    /// The class for whose sake it was asked to yield.
+    yields_to: Option<ClassIndex>,
     credit: bool,
     /// Bytes that are set aside for its output.
     reserved: u64,
@@ -97,7 +102,7 @@ pub(crate) struct JobMark {
     died: Option<Timestamp>,
     cancel: Option<Timestamp>,
     drop: Option<Timestamp>,
-    /// Where it holds a credit: whether it is offered or runs.
+    /// Where it holds a credit, or a checkpoint: whether it is offered or runs.
     holds: Option<bool>,
     pub(crate) stages: Vec<StageMark>,
 }
@@ -155,6 +160,11 @@ impl JobMark {
                 payload: live
                     .zip(run.output.holder())
                     .map(|(payload, holder)| (payload.id, holder, payload.nbytes.0)),
+                checkpoint: run
+                    .checkpoint()
+                    .map(|kept| (kept.payload.id, kept.holder(), kept.payload.nbytes.0)),
+                yieldable: job.yieldable(topology, stage),
+                yields_to: job.yields_to(topology, stage),
                 phase: (!ended).then(|| run.phase.position()),
                 credit: (making.is_some() || live.is_some()) && !topology.consumers(stage).is_empty(),
                 reserved: making.filter(|_| live.is_none()).unwrap_or_default(),
@@ -174,7 +184,10 @@ impl JobMark {
             died: job.died(),
             cancel: job.cancel_deadline(limits),
             drop: job.drop_deadline(begun),
-            holds: stages.iter().any(|stage| stage.credit).then(at_work),
+            holds: stages
+                .iter()
+                .any(|stage| stage.credit || stage.checkpoint.is_some())
+                .then(at_work),
             stages,
         }
     }
@@ -305,20 +318,49 @@ impl Index {
             }
         }
         if old.payload != new.payload {
-            if let Some((payload, holder, nbytes)) = old.payload {
-                queue.tally.payloads -= 1;
-                queue.tally.payload_bytes -= nbytes;
-                self.held_bytes -= nbytes;
-                self.payloads.remove(&payload);
-                self.held_by.remove(&(holder, payload));
+            self.move_payload(job.job, stage, old.payload, new.payload);
+        }
+        if old.checkpoint != new.checkpoint {
+            self.move_payload(job.job, stage, old.checkpoint, new.checkpoint);
+        }
+        if (old.yieldable, old.yields_to) != (new.yieldable, new.yields_to) {
+            let queue = &mut self.queues[stage.get()];
+            if let Some(since) = old.yieldable {
+                queue.yieldable.remove(&(job.class, since, job.job));
             }
-            if let Some((payload, holder, nbytes)) = new.payload {
-                queue.tally.payloads += 1;
-                queue.tally.payload_bytes += nbytes;
-                self.held_bytes += nbytes;
-                self.payloads.insert(payload, (job.job, stage));
-                self.held_by.insert((holder, payload));
+            if let Some(since) = new.yieldable {
+                queue.yieldable.insert((job.class, since, job.job));
             }
+            if let Some(class) = old.yields_to {
+                queue.yielding[class.get()] -= 1;
+            }
+            if let Some(class) = new.yields_to {
+                queue.yielding[class.get()] += 1;
+            }
+        }
+    }
+
+    fn move_payload(
+        &mut self,
+        job: JobId,
+        stage: StageIndex,
+        old: Option<(PayloadId, Holder, u64)>,
+        new: Option<(PayloadId, Holder, u64)>,
+    ) {
+        let tally = &mut self.queues[stage.get()].tally;
+        if let Some((payload, holder, nbytes)) = old {
+            tally.payloads -= 1;
+            tally.payload_bytes -= nbytes;
+            self.held_bytes -= nbytes;
+            self.payloads.remove(&payload);
+            self.held_by.remove(&(holder, payload));
+        }
+        if let Some((payload, holder, nbytes)) = new {
+            tally.payloads += 1;
+            tally.payload_bytes += nbytes;
+            self.held_bytes += nbytes;
+            self.payloads.insert(payload, (job, stage));
+            self.held_by.insert((holder, payload));
         }
     }
 

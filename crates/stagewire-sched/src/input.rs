@@ -128,6 +128,28 @@ pub enum Input {
         /// The input that could not be read because its holder is gone: then nobody is to blame.
         lost: Option<PayloadId>,
     },
+    /// The attempt goes on, and what it has made so far can be gone on from.
+    Checkpointed {
+        /// The worker.
+        worker: Incarnation,
+        /// The attempt.
+        token: Token,
+        /// The payload.
+        payload: PayloadInfo,
+        /// How far it had come. One that has come no further than the last is let go of.
+        progress: Progress,
+    },
+    /// The attempt has stopped at a step boundary, as it was asked to.
+    Yielded {
+        /// The worker.
+        worker: Incarnation,
+        /// The attempt.
+        token: Token,
+        /// Where the next one goes on; without it that is the last checkpoint, or the beginning.
+        payload: Option<PayloadInfo>,
+        /// How far it had come.
+        progress: Progress,
+    },
     /// An attempt that was told to stop has stopped.
     Stopped {
         /// The worker.

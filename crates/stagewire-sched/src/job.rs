@@ -1,4 +1,5 @@
 mod apply;
+mod checkpoint;
 mod redrive;
 mod settle;
 mod skip;
@@ -11,6 +12,8 @@ use stagewire_core::{Attempt, Failure, Incarnation, JobId, PayloadId, Progress, 
 
 use crate::topology::{ClassIndex, Topology};
 use crate::{AttemptLog, Holder, IdempotencyKey, PayloadInfo, ResultInfo, Terms};
+pub(crate) use checkpoint::{Asked, MAX_PREEMPTIONS, Resumed};
+pub use checkpoint::{Checkpoint, Preemptor};
 pub(crate) use skip::StageSet;
 
 /// People count from 1.
@@ -120,6 +123,10 @@ pub struct StageRun {
     pub(crate) name: StageName,
     pub(crate) phase: Phase,
     pub(crate) output: Output,
+    /// Where the next attempt goes on.
+    pub(crate) checkpoint: Option<Box<Checkpoint>>,
+    /// How often its attempts made way for jobs of other classes.
+    pub(crate) preemptions: u32,
     pub(crate) failures: u32,
     /// It has failed, and is not tried again before then.
     pub(crate) retry: Option<Timestamp>,
@@ -179,6 +186,8 @@ pub struct Offering {
     /// Bytes that are set aside for its output, until that is published.
     pub nbytes: u64,
     pub(crate) inputs: Vec<PayloadId>,
+    /// Where it will go on.
+    pub(crate) resumed: Option<Resumed>,
 }
 
 /// An attempt that was granted.
@@ -209,6 +218,11 @@ pub struct Running {
     /// Bytes that are set aside for its output, until that is published.
     pub nbytes: u64,
     pub(crate) inputs: Vec<PayloadId>,
+    /// Where it has gone on.
+    pub(crate) resumed: Option<Resumed>,
+    /// Why it should yield.
+    #[serde(skip)]
+    pub(crate) asked: Option<Box<Asked>>,
 }
 
 impl Running {
@@ -349,6 +363,8 @@ impl StageRun {
                 }
             },
             output: Output::None,
+            checkpoint: None,
+            preemptions: 0,
             failures: 0,
             retry: None,
             last_failure: None,
@@ -482,10 +498,10 @@ impl Job {
         self.losses
     }
 
-    /// Bytes of its outputs that are published and not released.
+    /// Bytes of its outputs that are published and not released, and of its checkpoints.
     pub(crate) fn held_bytes(&self) -> u64 {
-        let live = self.stages.iter().filter_map(|run| run.output.live());
-        live.fold(0, |sum, payload| sum.saturating_add(payload.nbytes.0))
+        let live = self.stages.iter().flat_map(StageRun::payloads);
+        live.fold(0, |sum, (payload, ..)| sum.saturating_add(payload.nbytes.0))
     }
 
     /// The attempt that the next offer will have.

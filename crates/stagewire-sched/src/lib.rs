@@ -108,7 +108,7 @@ pub use explain::{WaitCause, Waiting};
 pub use input::{
     ArtefactInfo, DrainScope, HandleBytes, IdempotencyKey, Input, PayloadInfo, ResultInfo, Terms, Urgency, WorkerInfo,
 };
-pub use job::{Job, JobState, Losses, Offering, Outcome, Output, Phase, Running, StageRun};
+pub use job::{Checkpoint, Job, JobState, Losses, Offering, Outcome, Output, Phase, Preemptor, Running, StageRun};
 pub use limits::Limits;
 pub use refusal::Refusal;
 pub use sched::{ByteCredit, RestoreError, Sched, Snapshot};

@@ -64,6 +64,10 @@ pub(crate) struct Queue {
     pub(crate) pool: Pool,
     /// Workers with a free slot that get no offers for now, and until when.
     pub(crate) paused: BTreeSet<(Timestamp, Incarnation)>,
+    /// Attempts that may be preempted, by class and since when they run.
+    pub(crate) yieldable: BTreeSet<(ClassIndex, Timestamp, JobId)>,
+    /// How many were asked to yield for the sake of each class.
+    pub(crate) yielding: Vec<u32>,
 }
 
 impl Queue {
@@ -76,6 +80,8 @@ impl Queue {
             tally: StageTally::default(),
             pool: Pool::default(),
             paused: BTreeSet::new(),
+            yieldable: BTreeSet::new(),
+            yielding: vec![0; topology.classes().len()],
         }
     }
 

@@ -5,6 +5,7 @@ mod batch;
 mod bytes;
 mod cancel;
 mod check;
+mod checkpoint;
 mod dead;
 mod drain;
 mod explain;
@@ -15,6 +16,7 @@ mod pause;
 mod payload;
 mod plan;
 mod poll;
+mod preempt;
 mod restart;
 mod snapshot;
 mod submit;
@@ -140,6 +142,18 @@ impl Sched {
                 failure,
                 lost,
             } => self.failed(now, worker, token, failure, lost),
+            Input::Checkpointed {
+                worker,
+                token,
+                payload,
+                progress,
+            } => self.checkpointed(now, worker, token, payload, progress),
+            Input::Yielded {
+                worker,
+                token,
+                payload,
+                progress,
+            } => self.yielded(now, worker, token, payload, progress),
             Input::Stopped { worker, token } => self.stopped(now, worker, token),
             Input::PayloadLost { payload } => Ok(self.payload_lost(now, payload)),
             Input::Drain { scope, within } => self.drain(now, scope, within),
@@ -252,20 +266,22 @@ impl Sched {
         self.index.payloads.len()
     }
 
-    /// The job and stage whose output this payload is, while it can be read.
+    /// The job and stage whose output or checkpoint this payload is, while it can be read.
     pub fn payload_owner(&self, payload: PayloadId) -> Option<(JobId, &StageName)> {
         let (job, stage) = self.index.payloads.get(&payload)?;
         Some((*job, self.topology.name(*stage)))
     }
 
-    /// The payloads whose bytes this worker holds, each with the attempt that made it.
+    /// The outputs whose bytes this worker holds, each with the attempt that made it.
     pub fn held_by(&self, worker: Incarnation) -> impl Iterator<Item = (Token, &PayloadInfo)> {
         let payloads = self.index.payloads_of(Holder::Worker(worker));
         payloads.filter_map(|payload| {
             let (job, stage) = self.index.payloads.get(&payload)?;
             match &self.jobs.get(job)?.run(*stage).output {
-                Output::Live { payload, token, .. } => Some((*token, payload)),
-                Output::None | Output::Gone { .. } => None,
+                Output::Live {
+                    payload: live, token, ..
+                } if live.id == payload => Some((*token, live)),
+                _ => None,
             }
         })
     }

@@ -38,6 +38,8 @@ pub(crate) struct Shares {
     /// Nanoseconds by class; negative is a debt.
     credit: Vec<i64>,
     turn: usize,
+    /// Starts by class that attempts have yielded for: they come first, in the order of the classes.
+    owed: Vec<u32>,
 }
 
 /// The class that starts a job next.
@@ -55,6 +57,7 @@ impl Shares {
         Self {
             credit: vec![0; classes],
             turn: 0,
+            owed: vec![0; classes],
         }
     }
 
@@ -71,6 +74,11 @@ impl Shares {
             let turns = ((missing + quantum - 1) / quantum).max(1);
             Some(Turn { turns, distance, class })
         };
+        let owed = |class: &usize| self.owed[*class] > 0 && heads[*class].is_some();
+        if let Some(class) = (0..classes.len()).find(owed) {
+            let (turns, distance) = (0, 0);
+            return Some(Turn { turns, distance, class });
+        }
         (0..classes.len()).filter_map(turn).min()
     }
 
@@ -85,7 +93,11 @@ impl Shares {
                 self.credit[class] += (next.turns - missed) * quantum(spec);
             }
         }
-        self.turn = next.class;
+        if let Some(left) = self.owed[next.class].checked_sub(1) {
+            self.owed[next.class] = left;
+        } else {
+            self.turn = next.class;
+        }
         if let Some(price) = heads[next.class] {
             self.charge(next.class, price);
         }
@@ -100,6 +112,17 @@ impl Shares {
     /// The class has nothing waiting.
     pub(crate) fn forfeit(&mut self, class: usize) {
         self.credit[class] = self.credit[class].min(0);
+        self.owed[class] = 0;
+    }
+
+    /// An attempt has yielded for the sake of this class: its next job starts out of turn, and is paid for as any other.
+    pub(crate) fn owe(&mut self, class: usize) {
+        self.owed[class] = self.owed[class].saturating_add(1);
+    }
+
+    /// Starts that the class is owed.
+    pub(crate) fn owed(&self, class: usize) -> u32 {
+        self.owed[class]
     }
 
     /// Corrects a price after the attempt has ended, or takes it back where there was none.

@@ -44,10 +44,13 @@ pub struct StageSpec {
     pub max_attempts: u32,
     /// How long to wait between them.
     pub backoff: Backoff,
+    /// Whether its attempts may hand over checkpoints at step boundaries, yield there, and go on from one. For a stage of
+    /// kind admission.
+    pub checkpoint: bool,
 }
 
 impl StageSpec {
-    /// A work queue with 16 held payloads, 300 s without progress, 1 attempt, [`Backoff::default`].
+    /// A work queue with 16 held payloads, 300 s without progress, 1 attempt, [`Backoff::default`], no checkpoints.
     pub fn new(name: StageName) -> Self {
         Self {
             name,
@@ -57,6 +60,7 @@ impl StageSpec {
             no_progress: Duration::from_secs(300),
             max_attempts: 1,
             backoff: Backoff::default(),
+            checkpoint: false,
         }
     }
 }
@@ -147,7 +151,11 @@ pub struct Topology {
     /// Those of kind admission.
     admission: StageSet,
     has_joins: bool,
+    /// Those that take checkpoints.
+    checkpointing: Vec<StageIndex>,
     classes: Vec<ClassSpec>,
+    /// For each class those that it preempts.
+    preempted: Vec<Vec<ClassIndex>>,
 }
 
 /// One input of a stage.
@@ -166,7 +174,7 @@ impl Topology {
     /// # Errors
     /// [`TopologyError`] for a pipeline without stages, with more than [`Topology::MAX_STAGES`], with a stage or edge
     /// named twice, an edge from or to a stage that is not there, a cycle, or parts without a connection; for
-    /// edges of one stage that contradict each other; and for bounds of 0.
+    /// edges of one stage that contradict each other; for bounds of 0; and for a work queue with checkpoints.
     pub fn new(stages: Vec<StageSpec>, edges: Vec<EdgeSpec>) -> Result<Self, TopologyError> {
         let index = order::index(&stages)?;
         let find = |edge: &EdgeSpec, name: &StageName| {
@@ -201,9 +209,13 @@ impl Topology {
         let admits = |stage: &StageIndex| stages[stage.get()].kind == StageKind::Admission;
         let admission = (0..stages.len()).map(StageIndex::new).filter(admits);
         let admission = admission.fold(StageSet::default(), StageSet::with);
+        let checkpointing = stages.iter().enumerate().filter(|(_, stage)| stage.checkpoint);
+        let classes = ClassSpec::defaults();
         Ok(Self {
             admission,
             has_joins: inputs.iter().any(|inputs| inputs.len() > 1),
+            checkpointing: checkpointing.map(|(position, _)| StageIndex::new(position)).collect(),
+            preempted: class::preempted(&classes),
             stages,
             edges,
             index,
@@ -211,7 +223,7 @@ impl Topology {
             consumers,
             below,
             upstream_first,
-            classes: ClassSpec::defaults(),
+            classes,
         })
     }
 
@@ -312,6 +324,16 @@ impl Topology {
     /// The stages of kind admission.
     pub(crate) const fn admission(&self) -> StageSet {
         self.admission
+    }
+
+    /// The stages that take checkpoints.
+    pub(crate) fn checkpointing(&self) -> &[StageIndex] {
+        &self.checkpointing
+    }
+
+    /// The classes whose attempts this class may have yield.
+    pub(crate) fn preempted(&self, class: ClassIndex) -> &[ClassIndex] {
+        &self.preempted[class.get()]
     }
 
     /// Whether some stage has more than one input.

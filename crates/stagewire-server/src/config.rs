@@ -49,6 +49,7 @@ pub use skips::Skips;
 /// max-attempts = 1                  # failures of the stage's own code before the job fails
 /// backoff = "1s"                    # after a failure the stage waits for so long at most, twice as long with each
 /// max-backoff = "60s"               # further one, and never longer than this
+/// # checkpoint = true               # of kind admission: it can stop at a step boundary, and go on from there elsewhere
 /// threads = 1                       # optional: compute threads of each worker
 /// skip-if = "latents"               # optional: jobs that give this parameter, or for which it is true, skip the stage
 /// [[stage]]
@@ -133,6 +134,9 @@ pub struct Stage {
     pub max_attempts: u32,
     /// `backoff` and `max-backoff`: how long to wait between them, default 1 s up to 60 s.
     pub backoff: Backoff,
+    /// `checkpoint`: its attempts may hand over checkpoints, yield at step boundaries, and go on from there; for stages of kind
+    /// admission, default false.
+    pub checkpoint: bool,
     /// `threads`: compute threads of each worker; `None` leaves the choice to the libraries.
     pub threads: Option<u32>,
 }

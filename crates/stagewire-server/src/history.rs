@@ -97,7 +97,10 @@ impl History {
     pub(crate) fn push(&self, note: Note) {
         let mut state = lock(&self.state);
         if let Some(stage) = &note.stage
-            && matches!(note.kind, NoteKind::StageDone | NoteKind::Requeued(_))
+            && matches!(
+                note.kind,
+                NoteKind::StageDone | NoteKind::Requeued(_) | NoteKind::Yielded(_)
+            )
         {
             state.progress.remove(stage);
         }

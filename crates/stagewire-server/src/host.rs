@@ -83,9 +83,9 @@ impl StoreHost {
         self.service.store().gate().revoke(token);
     }
 
-    /// Lets an attempt that ended badly put nothing more, and drops what it put.
-    pub(crate) fn discard(&self, token: Token) {
-        self.service.discard(token);
+    /// Lets an attempt that ended without an output put nothing more, and drops what it put, but for its checkpoint.
+    pub(crate) fn discard(&self, token: Token, kept: Option<PayloadId>) {
+        self.service.discard(token, kept);
     }
 
     /// Lets go of a payload that nobody needs any more.

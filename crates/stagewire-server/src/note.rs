@@ -65,6 +65,14 @@ pub(crate) enum NoteKind {
     Failed(Failure),
     Cancelled,
     Redriven,
+    Checkpointed {
+        payload: PayloadId,
+        nbytes: u64,
+        mode: TransferMode,
+        progress: Progress,
+    },
+    Yielding(Failure),
+    Yielded(Failure),
 }
 
 impl NoteKind {
@@ -83,6 +91,9 @@ impl NoteKind {
             Self::Failed(_) => "failed",
             Self::Cancelled => "cancelled",
             Self::Redriven => "redriven",
+            Self::Checkpointed { .. } => "checkpointed",
+            Self::Yielding(_) => "yielding",
+            Self::Yielded(_) => "yielded",
         }
     }
 
@@ -118,7 +129,19 @@ impl Note {
                 json!({"id": payload, "nbytes": nbytes, "chunks": chunks, "mode": mode}),
             )),
             NoteKind::Chunk(handover) => Some(("handover", handover_json(handover))),
-            NoteKind::Failed(failure) | NoteKind::Requeued(Some(failure)) => Some(("failure", json!(failure))),
+            NoteKind::Checkpointed {
+                payload,
+                nbytes,
+                mode,
+                progress,
+            } => Some((
+                "checkpoint",
+                json!({"id": payload, "nbytes": nbytes, "mode": mode, "progress": progress}),
+            )),
+            NoteKind::Failed(failure)
+            | NoteKind::Requeued(Some(failure))
+            | NoteKind::Yielding(failure)
+            | NoteKind::Yielded(failure) => Some(("failure", json!(failure))),
             _ => None,
         };
         json.extend(extra.map(|(name, value)| (name.to_owned(), value)));

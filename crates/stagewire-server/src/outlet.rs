@@ -37,7 +37,7 @@ impl Outlet {
             Out::Forget(job) => self.forget(job),
             Out::Grant(token) => self.store.grant(token),
             Out::Revoke(token) => self.store.revoke(token),
-            Out::Discard(token) => self.store.discard(token),
+            Out::Discard(token, kept) => self.store.discard(token, kept),
             Out::DiscardResults(job, files) => self.artefacts.discard_soon(job, files),
         }
     }
@@ -50,6 +50,7 @@ impl Outlet {
             }
             Effect::Grant { worker, token } => (worker, message::grant(token)),
             Effect::CancelAttempt { worker, token, failure } => (worker, message::cancel(token, failure)),
+            Effect::Yield { worker, token, failure } => (worker, message::yield_up(token, failure)),
             Effect::Accepted { worker, token } => (worker, message::accepted(token)),
             Effect::Refused { worker, token, failure } => (worker, message::refused(token, failure)),
             Effect::Drain { worker, within } => (worker, message::drain(within)),

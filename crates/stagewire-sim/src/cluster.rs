@@ -341,6 +341,8 @@ impl Cluster<'_> {
                 self.left -= 1;
                 self.progress = self.now;
             }
+            // Its workers take no checkpoints.
+            Effect::Yield { .. } => {}
             Effect::Accepted { .. } | Effect::Drain { .. } | Effect::Evict { .. } => {}
         }
     }

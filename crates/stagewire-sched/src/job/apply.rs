@@ -109,6 +109,17 @@ impl Job {
                 Some(())
             }
             Event::AttemptFenced { token, failure } => self.end_attempt(at, *token, failure).map(drop),
+            Event::Checkpointed {
+                token,
+                payload,
+                progress,
+            } => self.keep_checkpoint(*token, payload, progress),
+            Event::Yielding { token, by, failure } => self.ask(*token, by.as_ref(), failure),
+            Event::AttemptYielded { token, by, failure } => {
+                let run = self.end_attempt(at, *token, failure)?;
+                run.preemptions = run.preemptions.saturating_add(u32::from(by.is_some()));
+                Some(())
+            }
             Event::PayloadLost { stage, payload, .. } | Event::PayloadReleased { stage, payload, .. } => {
                 self.end_payload(topology, stage, *payload)
             }
@@ -147,7 +158,7 @@ impl Job {
                 active.then(|| self.state = JobState::Cancelling { since: at })
             }
             Event::JobEnded { outcome, .. } => {
-                let at_rest = |run: &StageRun| run.phase.worker().is_none() && run.output.live().is_none();
+                let at_rest = |run: &StageRun| run.phase.worker().is_none() && run.payloads().next().is_none();
                 let ends = self.ended().is_none() && self.stages.iter().all(at_rest);
                 ends.then(|| {
                     self.dead = outcome.is_death();
@@ -183,6 +194,7 @@ impl Job {
         let inputs = self
             .input_payloads(topology, stage)
             .filter(|_| self.find(token).is_none())?;
+        let resumed = self.run(stage).resumable();
         self.stages[stage.get()].phase = Phase::Offered(Arc::new(Offering {
             token,
             worker,
@@ -194,6 +206,7 @@ impl Job {
             batch,
             nbytes,
             inputs,
+            resumed,
         }));
         self.count_attempt(token);
         Some(())
@@ -218,6 +231,7 @@ impl Job {
             ranks,
             nbytes,
             name,
+            saved: _,
         } = event
         else {
             return None;
@@ -233,6 +247,7 @@ impl Job {
             _ => return None,
         };
         let run = &mut self.stages[stage.get()];
+        let resumed = run.resumable();
         run.output = Output::None;
         run.phase = Phase::Running(Arc::new(Running {
             token,
@@ -248,6 +263,8 @@ impl Job {
             ranks: ranks.clone(),
             nbytes,
             inputs,
+            resumed,
+            asked: None,
         }));
         self.count_attempt(token);
         Some(())
@@ -279,6 +296,7 @@ impl Job {
         let attempt = self.running(token).and_then(|stage| self.attempt_mut(stage));
         if let Some(attempt) = attempt.filter(|attempt| attempt.worker == worker) {
             attempt.deadline = until;
+            attempt.asked = None;
         }
     }
 
@@ -296,6 +314,7 @@ impl Job {
         {
             attempt.progressed = at;
             attempt.deadline = at + limits.grant.min(topology.spec(stage).no_progress);
+            attempt.asked = None;
         }
     }
 
@@ -327,6 +346,10 @@ impl Job {
 
     fn end_payload(&mut self, topology: &Topology, stage: &StageName, payload: PayloadId) -> Option<()> {
         let run = self.stages.get_mut(topology.find(stage)?.get())?;
+        if run.checkpoint().is_some_and(|kept| kept.payload.id == payload) {
+            run.checkpoint = None;
+            return Some(());
+        }
         let fits = run.output.live().is_some_and(|live| live.id == payload);
         fits.then(|| {
             let sealed = run.phase.is_done();
@@ -386,7 +409,7 @@ impl Job {
         }
     }
 
-    fn attempt_mut(&mut self, stage: StageIndex) -> Option<&mut Running> {
+    pub(super) fn attempt_mut(&mut self, stage: StageIndex) -> Option<&mut Running> {
         match &mut self.stages[stage.get()].phase {
             Phase::Running(attempt) => Some(Arc::make_mut(attempt)),
             _ => None,

@@ -49,7 +49,7 @@ impl Job {
     fn wind_down(&self, failure: impl Fn() -> Failure) -> Option<Event> {
         self.stages
             .iter()
-            .find_map(|run| match (&run.phase, run.output.live()) {
+            .find_map(|run| match (&run.phase, run.payloads().next()) {
                 (Phase::Offered(offer), _) => Some(Event::OfferEnded {
                     token: offer.token,
                     end: OfferEnd::Withdrawn,
@@ -58,7 +58,7 @@ impl Job {
                     token: attempt.token,
                     failure: failure(),
                 }),
-                (_, Some(payload)) => Some(Event::PayloadReleased {
+                (_, Some((payload, ..))) => Some(Event::PayloadReleased {
                     job: self.id,
                     stage: run.name.clone(),
                     payload: payload.id,
@@ -121,6 +121,8 @@ impl Job {
                 let gone = self.links(topology, stage).zip(&offer.inputs).any(|(link, payload)| {
                     self.run(link.from).output.live().is_none_or(|live| live.id != *payload)
                 });
+                let resumes = self.run(stage).checkpoint().map(|kept| kept.payload.id);
+                let gone = gone || offer.resumed.map(|resumed| resumed.payload) != resumes;
                 gone.then_some(Event::OfferEnded {
                     token: offer.token,
                     end: OfferEnd::Withdrawn,
@@ -159,6 +161,14 @@ impl Job {
         let safe = self.safe_stages(topology);
         topology.indices().find_map(|stage| {
             let run = self.run(stage);
+            let needless = run.phase.is_done() || !topology.spec(stage).checkpoint;
+            if let Some(kept) = run.checkpoint().filter(|_| needless) {
+                return Some(Event::PayloadReleased {
+                    job: self.id,
+                    stage: run.name.clone(),
+                    payload: kept.payload.id,
+                });
+            }
             let payload = run.output.live().filter(|_| run.phase.is_done())?;
             let mut consumers = topology.consumers(stage).iter();
             let consumed = consumers.all(|consumer| safe.has(*consumer));

@@ -10,7 +10,7 @@ use crate::share::Shares;
 use crate::timers::Timer;
 use crate::topology::StageIndex;
 use crate::worker::{LinkState, Slot, Worker};
-use crate::{EndedAttempt, Event, Holder, Loss, OfferEnd, WorkerInfo};
+use crate::{Checkpoint, EndedAttempt, Event, Holder, Loss, OfferEnd, Preemptor, WorkerInfo};
 
 /// What there is to settle about an attempt that ends.
 struct Account {
@@ -27,18 +27,20 @@ struct Account {
     reserved: u64,
     /// Bytes of what it has published.
     nbytes: Option<u64>,
+    /// It has done all of the stage.
+    whole: bool,
 }
 
 impl Account {
     /// Of the attempt, or the offer, that ends: what its class has paid for it and what it took. An offer takes nothing.
     fn of(job: &Job, at: Timestamp, token: Token) -> Option<Self> {
         let stage = job.find(token)?;
-        let (worker, ranks, price, took, reserved) = match &job.run(stage).phase {
-            Phase::Offered(offer) => (offer.worker, Vec::new(), Some(offer.price), None, offer.nbytes),
+        let (worker, ranks, price, took, reserved, whole) = match &job.run(stage).phase {
+            Phase::Offered(offer) => (offer.worker, Vec::new(), Some(offer.price), None, offer.nbytes, false),
             Phase::Running(attempt) => {
                 let took = at.since(attempt.since) / attempt.batch.max(1);
-                let ranks = attempt.ranks.clone();
-                (attempt.worker, ranks, attempt.price, Some(took), attempt.nbytes)
+                let (ranks, whole) = (attempt.ranks.clone(), attempt.begun_at() == 0);
+                (attempt.worker, ranks, attempt.price, Some(took), attempt.nbytes, whole)
             }
             Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
         };
@@ -52,6 +54,7 @@ impl Account {
             took,
             reserved,
             nbytes: job.run(stage).output.live().map(|payload| payload.nbytes.0),
+            whole,
         })
     }
 }
@@ -145,6 +148,9 @@ impl Sched {
             }
             Event::AttemptLost { token, loss, .. } => self.end_attempt(at, *token, event, loss.keeps_slot()),
             Event::AttemptFenced { token, .. } => self.end_attempt(at, *token, event, true),
+            Event::AttemptYielded { token, by, .. } => self.yield_attempt(at, *token, by.as_ref(), event),
+            Event::Checkpointed { token, payload, .. } => self.keep_checkpoint(at, *token, payload.id, event),
+            Event::Yielding { token, .. } => self.change_job(at, token.job, event),
             Event::PayloadMoved { token, .. } => {
                 let from = self
                     .find(*token)
@@ -155,10 +161,10 @@ impl Sched {
                 }
                 fits
             }
-            Event::PayloadLost { job, stage, .. } | Event::PayloadReleased { job, stage, .. } => {
+            Event::PayloadLost { job, stage, payload } | Event::PayloadReleased { job, stage, payload } => {
                 let mut holder = None;
                 let fits = self.update_job(*job, |topology, limits, job| {
-                    holder = job.stage(stage).and_then(|run| run.output.holder());
+                    holder = job.stage(stage).and_then(|run| run.holder_of(*payload));
                     job.apply(topology, limits, at, event)
                 });
                 if fits && let Some(Holder::Worker(worker)) = holder {
@@ -244,10 +250,17 @@ impl Sched {
         };
         let Some(stage) = job.running(token) else { return false };
         let before = job.deadline(stage);
+        let yieldable = job.yieldable(&self.topology, stage);
         let fits = job.apply(&self.topology, &self.limits, at, event);
         let timer = Timer::Attempt(token.job, stage);
         self.index.timers.clear(before, timer);
         self.index.timers.set(job.deadline(stage), timer);
+        let after = job.yieldable(&self.topology, stage);
+        if yieldable != after {
+            let of_stage = &mut self.index.queues[stage.get()].yieldable;
+            yieldable.map(|since| of_stage.remove(&(job.class, since, job.id)));
+            after.map(|since| of_stage.insert((job.class, since, job.id)));
+        }
         fits
     }
 
@@ -357,7 +370,7 @@ impl Sched {
         if let Some(price) = account.price {
             self.shares[account.stage.get()].correct(account.class, price, account.took);
         }
-        if let Some(took) = account.took.filter(|_| completed) {
+        if let Some(took) = account.took.filter(|_| completed && account.whole) {
             self.estimates[account.stage.get()].learn(account.shape, took);
         }
         if let Some(nbytes) = account.nbytes.filter(|_| completed) {
@@ -443,6 +456,38 @@ impl Sched {
             }
         }
         true
+    }
+
+    /// Ends an attempt that has stopped at a step boundary. The class that it made way for starts a job in its place.
+    fn yield_attempt(&mut self, at: Timestamp, token: Token, by: Option<&Preemptor>, event: &Event) -> bool {
+        let stage = self.find(token).map(|(_, stage)| stage);
+        let fits = self.end_attempt(at, token, event, false);
+        if let Some((stage, by)) = stage.zip(by).filter(|_| fits) {
+            let waits = |job: &Job| matches!(job.run(stage).phase, Phase::Queued { .. });
+            if self.jobs.get(&by.job).is_some_and(waits) {
+                self.shares[stage.get()].owe(self.topology.class_index(&by.class).get());
+            }
+        }
+        fits
+    }
+
+    /// Takes a checkpoint in place of the one before.
+    fn keep_checkpoint(&mut self, at: Timestamp, token: Token, payload: PayloadId, event: &Event) -> bool {
+        let Some((job, stage)) = self.find(token) else {
+            return false;
+        };
+        let run = job.run(stage);
+        let (before, worker) = (run.checkpoint().map(Checkpoint::holder), run.phase.worker());
+        let fits = !self.index.payloads.contains_key(&payload) && self.change_job(at, token.job, event);
+        if fits {
+            if let Some(worker) = worker.filter(|_| !self.index.unclaimed.is_empty()) {
+                self.update_worker(worker, |worker| _ = worker.unclaimed.remove(&payload));
+            }
+            if let Some(Holder::Worker(worker)) = before {
+                self.drop_ghost(worker);
+            }
+        }
+        fits
     }
 
     /// Makes room for what an unknown worker runs or holds: after a restart, until it attaches.

@@ -49,19 +49,25 @@ impl Sched {
         }
         let unclaimed = self.unclaimed(&mut plan, incarnation, holding);
         let known = self.workers.get(&incarnation);
-        if self.draining || known.is_some_and(|known| known.draining) {
+        let leaves = known.filter(|known| known.draining);
+        if self.draining || leaves.is_some() {
             let within = known.and_then(|known| known.drain_by).map(|until| until.since(now));
             plan.effect(Effect::Drain {
                 worker: incarnation,
                 within,
             });
         }
+        let asked = leaves.map(|_| claimed.clone()).unwrap_or_default();
         plan.push(Event::WorkerAttached {
             worker: info,
             claimed,
             stale,
             unclaimed,
         });
+        // It may not have heard.
+        for token in asked {
+            self.ask_one_to_leave(&mut plan, incarnation, token);
+        }
         Ok(plan.decision)
     }
 
@@ -147,11 +153,11 @@ impl Sched {
     fn unclaimed(&self, plan: &mut Plan<'_>, worker: Incarnation, holding: &[PayloadId]) -> Vec<PayloadId> {
         let mut unclaimed = Vec::new();
         for payload in holding.iter().copied() {
-            let holder = self.index.payloads.get(&payload).and_then(|(job, stage)| {
-                let output = &plan.job(*job)?.run(*stage).output;
-                output.live().filter(|live| live.id == payload)?;
-                output.holder()
-            });
+            let holder = self
+                .index
+                .payloads
+                .get(&payload)
+                .and_then(|(job, stage)| plan.job(*job)?.run(*stage).holder_of(payload));
             match holder {
                 None => unclaimed.push(payload),
                 Some(holder) if holder == Holder::Worker(worker) => (),

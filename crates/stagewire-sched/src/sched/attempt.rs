@@ -134,7 +134,11 @@ impl Sched {
         match self.standing(worker, token)? {
             Standing::Running(_, attempt) | Standing::Following(attempt) => {
                 let of_group = !attempt.ranks.is_empty();
-                let lost = lost.filter(|payload| attempt.inputs.contains(payload));
+                let reads = |payload: &PayloadId| {
+                    attempt.inputs.contains(payload)
+                        || attempt.resumed.is_some_and(|resumed| resumed.payload == *payload)
+                };
+                let lost = lost.filter(reads);
                 plan.change(token.job, |job| {
                     match lost {
                         Some(payload) => {

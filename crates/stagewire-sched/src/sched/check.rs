@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Sched;
 use crate::index::{Index, JobMark, WorkerMark};
-use crate::job::{Job, JobState, Phase};
+use crate::job::{Job, JobState, MAX_PREEMPTIONS, Phase};
 use crate::worker::{Slot, Worker};
 
 impl Sched {
@@ -40,6 +40,7 @@ impl Sched {
     fn count_bytes(&self) -> (u128, u128) {
         let (mut reserved, mut held) = (0, 0);
         for run in self.jobs.values().flat_map(|job| &job.stages) {
+            held += u128::from(run.checkpoint_bytes().0);
             match (&run.phase, run.output.live()) {
                 (_, Some(payload)) => held += u128::from(payload.nbytes.0),
                 (Phase::Offered(offer), None) => reserved += u128::from(offer.nbytes),
@@ -67,7 +68,7 @@ impl Sched {
         let distinct: BTreeSet<_> = tokens.iter().collect();
         ensure(distinct.len() == tokens.len(), "two stages have the same token")?;
         let busy = job.stages.iter().any(|run| run.phase.worker().is_some());
-        let live = job.stages.iter().any(|run| run.output.live().is_some());
+        let live = job.stages.iter().any(|run| run.payloads().next().is_some());
         let stopping = self.stopping.get(&job.id).copied().unwrap_or_default();
         let next = job.next_step(&self.topology, &self.limits, stopping);
         ensure(next.is_none(), &format!("something is left to do: {next:?}"))?;
@@ -89,7 +90,10 @@ impl Sched {
                 )?;
             }
         }
-        for run in &job.stages {
+        for (run, spec) in job.stages.iter().zip(self.topology.stages()) {
+            let kept = run.checkpoint().is_none_or(|_| spec.checkpoint && !run.phase.is_done());
+            ensure(run.preemptions <= MAX_PREEMPTIONS, "a stage was preempted too often")?;
+            ensure(kept, "a stage keeps a checkpoint that it cannot need")?;
             let waits = run.retry.is_none() || matches!(run.phase, Phase::Blocked { .. });
             ensure(waits, "a stage that is to wait after a failure does not")?;
             if let Some(token) = run.phase.token().filter(|_| run.phase.worker().is_some()) {

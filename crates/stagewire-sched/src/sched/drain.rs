@@ -15,17 +15,17 @@ impl Sched {
         scope: DrainScope,
         within: Option<Duration>,
     ) -> Result<Decision, Refusal> {
-        let mut decision = Decision::default();
+        let mut plan = Plan::new(self, now);
         match scope {
             DrainScope::All if !self.draining => {
-                decision.events.push(Event::Draining);
+                plan.push(Event::Draining);
                 let attached = self.workers.values().filter(|worker| worker.is_attached());
-                decision.effects.extend(attached.map(|worker| tell(now, worker, None)));
+                attached.for_each(|worker| plan.effect(tell(now, worker, None)));
             }
             DrainScope::All => (),
             DrainScope::Worker(worker) => {
                 let known = self.workers.get(&worker).ok_or(Refusal::UnknownWorker { worker })?;
-                self.drain_worker(now, known, within, &mut decision);
+                self.drain_worker(now, known, within, &mut plan);
             }
             DrainScope::Stage(stage) => {
                 let Some(place) = self.topology.find(&stage) else {
@@ -34,23 +34,24 @@ impl Sched {
                 };
                 let pool = self.workers.values();
                 for worker in pool.filter(|worker| worker.place == Some(place)) {
-                    self.drain_worker(now, worker, within, &mut decision);
+                    self.drain_worker(now, worker, within, &mut plan);
                 }
             }
         }
-        Ok(decision)
+        Ok(plan.decision)
     }
 
-    fn drain_worker(&self, now: Timestamp, known: &Worker, within: Option<Duration>, decision: &mut Decision) {
+    fn drain_worker(&self, now: Timestamp, known: &Worker, within: Option<Duration>, plan: &mut Plan<'_>) {
         let until = within.map(|within| now + within).or(known.drain_by);
         if !known.draining || until != known.drain_by {
             let worker = known.incarnation;
-            decision.events.push(Event::WorkerDraining { worker, until });
+            plan.push(Event::WorkerDraining { worker, until });
         }
         // One that is away is told once it is back.
-        decision
-            .effects
-            .extend(known.is_attached().then(|| tell(now, known, until)));
+        if known.is_attached() {
+            plan.effect(tell(now, known, until));
+            self.ask_to_leave(plan, known);
+        }
     }
 
     /// The worker has had its time: what it still runs goes back to its queue, at no cost to the job.

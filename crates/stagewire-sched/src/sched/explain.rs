@@ -23,6 +23,8 @@ impl Sched {
                 class: job.terms.class.clone(),
                 waited: now.since(since),
                 dropped_in: None,
+                resumes: None,
+                yields: None,
                 cause: WaitCause::Stopping {
                     attempts: self.stopping.get(&job.id).copied().unwrap_or_default(),
                     within: job.cancel_deadline(&self.limits).map_or(Duration::ZERO, until),
@@ -37,6 +39,8 @@ impl Sched {
                     class: job.terms.class.clone(),
                     waited: now.since(phase.since()),
                     dropped_in,
+                    resumes: job.run(stage).checkpoint().map(|kept| kept.progress.clone()),
+                    yields: job.yields(stage).cloned(),
                     cause: self.cause(now, job, stage, phase),
                 };
                 waiting.map(explain).collect()

@@ -143,6 +143,8 @@ impl Sched {
                 .collect(),
             output: self.topology.output(name).filter(|_| hands_over).unwrap_or_default(),
             answer_within: self.limits.offer,
+            checkpoints: hands_over && self.topology.spec(stage).checkpoint,
+            checkpoint: job.run(stage).checkpoint().cloned(),
             member,
         }
     }
@@ -165,6 +167,7 @@ impl Sched {
                     nbytes: offer.nbytes,
                     ranks: ranks.clone(),
                     name: Arc::clone(&known.name),
+                    saved: offer.resumed.map_or(0, |resumed| resumed.done),
                 };
                 plan.effect(Effect::Grant { worker, token });
                 if let Some(job) = self.jobs.get(&token.job) {

@@ -131,7 +131,7 @@ impl Sched {
 impl JobPlan<'_, '_> {
     /// The payload's bytes are gone. Nothing happens where it is not live.
     pub(super) fn lose_payload(&mut self, payload: PayloadId) {
-        let is_it = |run: &&crate::StageRun| run.output.live().is_some_and(|live| live.id == payload);
+        let is_it = |run: &&crate::StageRun| run.holder_of(payload).is_some();
         if let Some(run) = self.job().stages.iter().find(is_it) {
             let event = Event::PayloadLost {
                 job: self.job().id,

@@ -35,6 +35,8 @@ pub(super) struct JobPlan<'p, 'a> {
     draft: Box<Draft>,
     doom: Option<Failure>,
     handovers: Vec<(StageIndex, Vec<Handover>)>,
+    /// Attempts that have yielded.
+    yielded: Vec<Token>,
 }
 
 impl<'a> Plan<'a> {
@@ -156,6 +158,7 @@ impl<'a> Plan<'a> {
             draft: Box::new(Draft { job, stopping }),
             doom: None,
             handovers: Vec::new(),
+            yielded: Vec::new(),
         };
         change(&mut work);
         work.settle();
@@ -224,6 +227,7 @@ impl JobPlan<'_, '_> {
             let failures = self.draft.job.run(stage).failures().saturating_add(1);
             (failures < spec.max_attempts).then(|| self.plan.now + spec.backoff.after(failures, token))
         });
+        self.distrust(token);
         self.push(Event::AttemptFailed { token, failure, retry });
     }
 
@@ -266,7 +270,7 @@ impl JobPlan<'_, '_> {
             } => {
                 let message = format!("the offer {token} was withdrawn: what it needs is gone, or its job has ended");
                 let failure = Failure::new(stagewire_core::ErrorClass::Fenced, "offer.withdrawn", message);
-                self.cancel_attempt(*token, failure);
+                self.cancel_attempt(*token, &failure);
             }
             Event::AttemptCompleted { token, handovers, .. } => {
                 for worker in self.draft.job.workers_of(*token) {
@@ -278,7 +282,7 @@ impl JobPlan<'_, '_> {
             Event::AttemptFailed { token, failure, .. } => {
                 self.void(*token);
                 if self.draft.job.is_of_group(*token) {
-                    self.cancel_attempt(*token, failure.clone());
+                    self.cancel_attempt(*token, failure);
                     self.count_stopping(*token);
                 }
             }
@@ -287,13 +291,45 @@ impl JobPlan<'_, '_> {
             } => {
                 self.void(*token);
                 if loss.keeps_slot() || self.draft.job.is_of_group(*token) {
-                    self.cancel_attempt(*token, failure.clone());
+                    self.cancel_attempt(*token, failure);
+                    self.count_stopping(*token);
+                }
+            }
+            Event::Checkpointed {
+                token,
+                payload,
+                progress,
+            } => {
+                let Some(stage) = self.draft.job.find(*token) else {
+                    return;
+                };
+                let run = self.draft.job.run(stage);
+                if let Some(kept) = run.checkpoint() {
+                    self.plan.release(kept.holder(), kept.payload.id);
+                }
+                let kind = NoticeKind::Checkpointed {
+                    payload: payload.id,
+                    nbytes: payload.nbytes.0,
+                    stored: payload.stored,
+                    progress: progress.clone(),
+                };
+                self.plan
+                    .notice_stage(self.draft.job.id, stage, &self.draft.job.run(stage).phase, kind);
+            }
+            Event::AttemptYielded { token, failure, .. } => {
+                self.void(*token);
+                self.yielded.push(*token);
+                if self.draft.job.is_of_group(*token) {
+                    // Rank 0 has stopped.
+                    for worker in self.draft.job.workers_of(*token).split_off(1) {
+                        self.cancel_on(worker, *token, failure);
+                    }
                     self.count_stopping(*token);
                 }
             }
             Event::AttemptFenced { token, failure } => {
                 self.void(*token);
-                self.cancel_attempt(*token, failure.clone());
+                self.cancel_attempt(*token, failure);
                 self.count_stopping(*token);
             }
             Event::Published { token, payload } => {
@@ -310,11 +346,10 @@ impl JobPlan<'_, '_> {
                     self.plan.release(Holder::Worker(worker), payload.id);
                 }
             }
-            Event::PayloadLost { stage, .. } | Event::PayloadReleased { stage, .. } => {
-                if let Some(run) = self.draft.job.stage(stage)
-                    && let (Some(holder), Some(payload)) = (run.output.holder(), run.output.live())
-                {
-                    self.plan.release(holder, payload.id);
+            Event::PayloadLost { stage, payload, .. } | Event::PayloadReleased { stage, payload, .. } => {
+                let run = self.draft.job.stage(stage);
+                if let Some(holder) = run.and_then(|run| run.holder_of(*payload)) {
+                    self.plan.release(holder, *payload);
                 }
             }
             Event::JobRedriven { .. } => self.plan.notice_job(self.draft.job.id, NoticeKind::Redriven),
@@ -332,12 +367,16 @@ impl JobPlan<'_, '_> {
         }
     }
 
-    fn cancel_attempt(&mut self, token: Token, failure: Failure) {
+    fn cancel_attempt(&mut self, token: Token, failure: &Failure) {
         for worker in self.draft.job.workers_of(token) {
-            if self.plan.can_reach(worker) {
-                let failure = failure.clone();
-                self.plan.effect(Effect::CancelAttempt { worker, token, failure });
-            }
+            self.cancel_on(worker, token, failure);
+        }
+    }
+
+    fn cancel_on(&mut self, worker: Incarnation, token: Token, failure: &Failure) {
+        if self.plan.can_reach(worker) {
+            let failure = failure.clone();
+            self.plan.effect(Effect::CancelAttempt { worker, token, failure });
         }
     }
 
@@ -386,7 +425,12 @@ impl JobPlan<'_, '_> {
                 (_, new @ Phase::Offered(_)) => (new, NoticeKind::Offered),
                 (Some(old @ (Phase::Offered(_) | Phase::Running(_) | Phase::Done { .. })), _) => {
                     let failure = run.last_failure().cloned();
-                    (old, NoticeKind::Requeued { failure })
+                    let yielded = old.token().is_some_and(|token| self.yielded.contains(&token));
+                    let kind = match failure {
+                        Some(failure) if yielded => NoticeKind::Yielded(failure),
+                        failure => NoticeKind::Requeued { failure },
+                    };
+                    (old, kind)
                 }
                 (_, new @ Phase::Queued { .. }) => (new, NoticeKind::Queued),
                 (_, Phase::Blocked { .. }) => continue,

@@ -20,6 +20,7 @@ impl Sched {
             .or_else(|| self.discard_one())
             .or_else(|| self.forget_one())
             .or_else(|| self.dispatch(now))
+            .or_else(|| self.preempt(now))
             .unwrap_or_default()
     }
 

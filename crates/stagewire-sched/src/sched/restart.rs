@@ -5,7 +5,7 @@ use stagewire_core::{Epoch, PayloadId, Timestamp};
 use super::Sched;
 use super::plan::Plan;
 use crate::job::Phase;
-use crate::{Decision, Event, Holder, OfferEnd, Refusal};
+use crate::{Decision, Event, Holder, OfferEnd, Refusal, StageRun};
 
 impl Sched {
     /// The server has started on a replayed journal. What workers ran and held is kept until they attach, for a while; what
@@ -28,11 +28,9 @@ impl Sched {
                 Phase::Offered(offer) => Some(offer.token),
                 _ => None,
             });
-            let stored = job
-                .stages
-                .iter()
-                .filter(|run| run.output.holder() == Some(Holder::Store));
-            let stored = stored.filter_map(|run| Some(run.output.live()?.id));
+            let payloads = job.stages.iter().flat_map(StageRun::payloads);
+            let stored = payloads.filter(|(.., holder)| *holder == Holder::Store);
+            let stored = stored.map(|(payload, ..)| payload.id);
             let stored = stored.filter(|payload| !there.contains(payload));
             let (offers, stored): (Vec<_>, Vec<_>) = (offers.collect(), stored.collect());
             plan.change(*id, |job| {

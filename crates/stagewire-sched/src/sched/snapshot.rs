@@ -99,8 +99,10 @@ impl Sched {
             let runs = job.stages.clone();
             sched.insert_job(job);
             for run in runs {
-                if let Some(Holder::Worker(worker)) = run.output.holder() {
-                    sched.ensure_worker(worker, &run.name);
+                for (_, _, holder) in run.payloads() {
+                    if let Holder::Worker(worker) = holder {
+                        sched.ensure_worker(worker, &run.name);
+                    }
                 }
                 if let Phase::Running(attempt) = &run.phase {
                     for worker in attempt.workers() {
@@ -139,6 +141,7 @@ impl Sched {
                     attempt.sequence = 0;
                     attempt.progress = None;
                     attempt.price = None;
+                    attempt.asked = None;
                 }
                 Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => (),
             }

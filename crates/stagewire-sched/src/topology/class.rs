@@ -13,6 +13,9 @@ pub struct ClassSpec {
     pub weight: u32,
     /// A job of the class that has not begun so long after it was submitted is dropped, unless it says otherwise itself.
     pub queue_deadline: Option<Duration>,
+    /// Classes whose running attempts are asked to yield where a job of this class waits for nothing but their worker. Of
+    /// effect at stages with checkpoints.
+    pub preempts: Vec<StageName>,
 }
 
 /// Position of a class in [`Topology::classes`].
@@ -30,20 +33,62 @@ impl ClassIndex {
 }
 
 impl ClassSpec {
-    /// A class without queue deadline.
+    /// A class without queue deadline that preempts no other.
     pub const fn new(name: StageName, weight: u32) -> Self {
         Self {
             name,
             weight,
             queue_deadline: None,
+            preempts: Vec::new(),
         }
     }
 
-    /// `interactive`, `standard` and `batch`, with weights 8, 4 and 1 and no queue deadline.
+    /// `interactive`, `standard` and `batch`, with weights 8, 4 and 1 and no queue deadline; `interactive` preempts `batch`.
     pub fn defaults() -> Vec<Self> {
-        let class = |(name, weight)| Self::new(StageName::new(name).expect("these names are allowed"), weight);
-        [("interactive", 8), (STANDARD, 4), ("batch", 1)].map(class).into()
+        let name = |name| StageName::new(name).expect("these names are allowed");
+        let [mut interactive, standard, batch] =
+            [("interactive", 8), (STANDARD, 4), ("batch", 1)].map(|(class, weight)| Self::new(name(class), weight));
+        interactive.preempts.push(batch.name.clone());
+        vec![interactive, standard, batch]
     }
+}
+
+/// For each class the positions of those that it preempts.
+pub(super) fn preempted(classes: &[ClassSpec]) -> Vec<Vec<ClassIndex>> {
+    let position = |name: &StageName| classes.iter().position(|class| class.name == *name);
+    let of = |class: &ClassSpec| {
+        let positions = class.preempts.iter().filter_map(position);
+        positions.map(ClassIndex::new).collect()
+    };
+    classes.iter().map(of).collect()
+}
+
+/// Follows who preempts whom from each class, and comes back to none.
+fn no_circle(classes: &[ClassSpec]) -> Result<(), TopologyError> {
+    let below = preempted(classes);
+    for first in 0..classes.len() {
+        let mut path = vec![first];
+        let mut open = vec![below[first].iter()];
+        while let Some(next) = open.last_mut() {
+            match next.next().map(|class| class.get()) {
+                Some(class) if class == first => {
+                    let names = path.iter().chain([&first]);
+                    let classes = names.map(|class| classes[*class].name.clone()).collect();
+                    return Err(TopologyError::PreemptionCycle { classes });
+                }
+                Some(class) if !path.contains(&class) => {
+                    path.push(class);
+                    open.push(below[class].iter());
+                }
+                Some(_) => (),
+                None => {
+                    path.pop();
+                    open.pop();
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The class of jobs that name none, where there is one of this name.
@@ -59,7 +104,7 @@ impl Topology {
     ///
     /// # Errors
     /// [`TopologyError`] for no class or more than [`Topology::MAX_CLASSES`], one declared twice, a weight that is not 1
-    /// to [`Topology::MAX_WEIGHT`], and a queue deadline of 0.
+    /// to [`Topology::MAX_WEIGHT`], a queue deadline of 0, and for classes that preempt one that is not there, or each other.
     pub fn with_classes(self, classes: Vec<ClassSpec>) -> Result<Self, TopologyError> {
         if !(1..=Self::MAX_CLASSES).contains(&classes.len()) {
             return Err(TopologyError::ClassCount { count: classes.len() });
@@ -76,8 +121,22 @@ impl Topology {
             if class.queue_deadline.is_some_and(|deadline| deadline.is_zero()) {
                 return Err(TopologyError::ZeroQueueDeadline { class: name() });
             }
+            let known = |wanted: &&StageName| classes.iter().any(|class| class.name == **wanted);
+            if let Some(preempts) = class.preempts.iter().find(|preempts| !known(preempts)) {
+                return Err(TopologyError::UnknownPreempted {
+                    class: name(),
+                    preempts: preempts.clone(),
+                    known: classes.iter().map(|class| class.name.clone()).collect(),
+                });
+            }
         }
-        Ok(Self { classes, ..self })
+        no_circle(&classes)?;
+        let preempted = preempted(&classes);
+        Ok(Self {
+            classes,
+            preempted,
+            ..self
+        })
     }
 
     /// The classes, in the order in which they were declared.

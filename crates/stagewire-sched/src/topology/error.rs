@@ -49,6 +49,11 @@ pub enum TopologyError {
     },
     #[error("{field} of stage {stage} is 0; the stage could never run")]
     ZeroBound { stage: StageName, field: &'static str },
+    #[error(
+        "stage {stage} is a work queue with checkpoints; its items are short and run again. Take checkpoints in a stage of \
+         kind admission"
+    )]
+    Checkpoint { stage: StageName },
     #[error("the pipeline has {count} classes; it must be 1 to {}", Topology::MAX_CLASSES)]
     ClassCount { count: usize },
     #[error("class {class} is declared twice; each class needs its own name")]
@@ -57,6 +62,14 @@ pub enum TopologyError {
     Weight { class: StageName, weight: u32 },
     #[error("the queue deadline of class {class} is 0; its jobs could never begin")]
     ZeroQueueDeadline { class: StageName },
+    #[error("class {class} preempts {preempts}, which is no class; the classes are {}", list(.known, ", "))]
+    UnknownPreempted {
+        class: StageName,
+        preempts: StageName,
+        known: Vec<StageName>,
+    },
+    #[error("the classes preempt each other in a circle: {}; remove one of these", list(.classes, " -> "))]
+    PreemptionCycle { classes: Vec<StageName> },
 }
 
 impl Classify for TopologyError {

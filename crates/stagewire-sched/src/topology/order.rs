@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stagewire_core::StageName;
 
-use super::{EdgeSpec, Flow, Link, StageIndex, StageSpec, Topology, TopologyError};
+use super::{EdgeSpec, Flow, Link, StageIndex, StageKind, StageSpec, Topology, TopologyError};
 
 /// Names to positions, with the checks that need no edges.
 pub(super) fn index(stages: &[StageSpec]) -> Result<BTreeMap<StageName, StageIndex>, TopologyError> {
@@ -26,6 +26,10 @@ pub(super) fn index(stages: &[StageSpec]) -> Result<BTreeMap<StageName, StageInd
         }
         if stage.no_progress.is_zero() {
             return Err(zero("no-progress"));
+        }
+        if stage.checkpoint && stage.kind != StageKind::Admission {
+            let stage = stage.name.clone();
+            return Err(TopologyError::Checkpoint { stage });
         }
         if index.insert(stage.name.clone(), StageIndex::new(position)).is_some() {
             let stage = stage.name.clone();

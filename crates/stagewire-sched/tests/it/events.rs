@@ -1,9 +1,9 @@
 use std::time::Duration;
 
 use stagewire_core::{Attempt, Epoch, ErrorClass, Incarnation, JobId, PayloadId, Timestamp, Token};
-use stagewire_sched::{Discard, Event, Loss, OfferEnd, Outcome, Sched, Terms};
+use stagewire_sched::{Discard, Event, Loss, OfferEnd, Outcome, Preemptor, Sched, Terms};
 
-use crate::world::{World, failure, name, payload_info, video, worker_info};
+use crate::world::{World, failure, name, payload_info, steps, video, worker_info};
 
 /// One event of each kind, about things that need not exist.
 fn events(world: &mut World) -> Vec<Event> {
@@ -17,6 +17,7 @@ fn events(world: &mut World) -> Vec<Event> {
     let payload = PayloadId(world.id());
     let stage = name("encode");
     let failure = failure(ErrorClass::Internal);
+    let yielded = failure.clone();
     vec![
         Event::Restarted { epoch: Epoch(2) },
         Event::JobSubmitted {
@@ -44,6 +45,7 @@ fn events(world: &mut World) -> Vec<Event> {
             nbytes: 1,
             ranks: vec![Incarnation(world.id())],
             name: "encode-0".into(),
+            saved: 0,
         },
         Event::Published {
             token,
@@ -99,6 +101,19 @@ fn events(world: &mut World) -> Vec<Event> {
             job,
             why: Discard::Asked,
         },
+        Event::Checkpointed {
+            token,
+            payload: payload_info(payload, true),
+            progress: steps(3),
+        },
+        Event::AttemptYielded {
+            token,
+            by: Some(Preemptor {
+                job,
+                class: name("interactive"),
+            }),
+            failure: yielded.clone(),
+        },
         Event::WorkerAttached {
             worker: worker_info(worker, "encode", 1),
             claimed: vec![token],
@@ -127,6 +142,11 @@ fn events(world: &mut World) -> Vec<Event> {
             token,
             sequence: 1,
             progress: None,
+        },
+        Event::Yielding {
+            token,
+            by: None,
+            failure: yielded,
         },
         Event::AttemptStopped { worker, token },
     ]
@@ -178,5 +198,5 @@ fn only_what_must_outlive_the_server_is_durable() {
     let mut world = World::new(video());
     let durable: Vec<bool> = events(&mut world).iter().map(Event::is_durable).collect();
     assert!(durable.is_sorted_by(|a, b| a >= b), "durable variants come first");
-    assert_eq!(durable.iter().filter(|durable| **durable).count(), 21);
+    assert_eq!(durable.iter().filter(|durable| **durable).count(), 23);
 }

@@ -23,6 +23,7 @@ fn shapes() -> Vec<Topology> {
             },
             max_held: 1,
             max_attempts: 2,
+            checkpoint: *stage == "denoise",
             ..StageSpec::new(name(stage))
         };
         Topology::new(stages.iter().map(spec).collect(), edges).expect("an allowed pipeline")

@@ -388,17 +388,46 @@ impl World {
     }
 
     pub(crate) fn renew(&mut self, worker: Incarnation, token: Token, sequence: u64) {
-        let progress = Some(Progress {
-            done: sequence,
-            total: 100,
-            unit: "step".to_owned(),
-        });
+        let progress = Some(steps(sequence));
         self.does(Input::Renew {
             worker,
             token,
             sequence,
             progress,
         });
+    }
+
+    /// Hands over a checkpoint, which a store holds or the worker.
+    pub(crate) fn checkpoint(&mut self, worker: Incarnation, token: Token, done: u64, stored: bool) -> PayloadId {
+        let id = PayloadId(self.id());
+        self.does(Input::Checkpointed {
+            worker,
+            token,
+            payload: payload_info(id, stored),
+            progress: steps(done),
+        });
+        id
+    }
+
+    /// Yields, with a checkpoint in the store.
+    pub(crate) fn yield_at(&mut self, worker: Incarnation, token: Token, done: u64) -> PayloadId {
+        let id = PayloadId(self.id());
+        self.does(Input::Yielded {
+            worker,
+            token,
+            payload: Some(payload_info(id, true)),
+            progress: steps(done),
+        });
+        id
+    }
+
+    /// Attempts that were asked to yield since the last call of [`World::take`].
+    pub(crate) fn asked(&self) -> Vec<Token> {
+        let asked = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Yield { token, .. } => Some(*token),
+            _ => None,
+        });
+        asked.collect()
     }
 
     pub(crate) fn stop(&mut self, worker: Incarnation, token: Token) {
@@ -534,6 +563,9 @@ impl World {
                 NoticeKind::Running => "running",
                 NoticeKind::Progress(_) => "progress",
                 NoticeKind::Published { .. } => "published",
+                NoticeKind::Checkpointed { .. } => "checkpointed",
+                NoticeKind::Yielding(_) => "yielding",
+                NoticeKind::Yielded(_) => "yielded",
                 NoticeKind::StageDone { .. } => "done",
                 NoticeKind::Requeued { .. } => "requeued",
                 NoticeKind::Cancelling => "cancelling",
@@ -548,6 +580,15 @@ impl World {
             }
         };
         notices.map(word).collect()
+    }
+}
+
+/// So many of 100 steps.
+pub(crate) fn steps(done: u64) -> Progress {
+    Progress {
+        done,
+        total: 100,
+        unit: "step".to_owned(),
     }
 }
 

@@ -51,6 +51,8 @@ pub(super) struct Class {
     #[serde(default = "one")]
     pub(super) weight: Spanned<u32>,
     pub(super) queue_deadline: Option<Span>,
+    #[serde(default)]
+    pub(super) preempts: Vec<StageName>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -85,6 +87,8 @@ pub(super) struct Stage {
     pub(super) max_backoff: Option<Spanned<Span>>,
     pub(super) threads: Option<Spanned<u32>>,
     pub(super) skip_if: Option<Spanned<String>>,
+    #[serde(default)]
+    pub(super) checkpoint: bool,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]

@@ -207,6 +207,7 @@ fn stages(source: &Source<'_>, raw: Vec<Spanned<file::Stage>>) -> Result<Spanned
             no_progress: stage.no_progress.0,
             max_attempts: at_least_one(source, "max-attempts", &stage.max_attempts)?,
             backoff: backoff(source, stage.backoff, stage.max_backoff)?,
+            checkpoint: stage.checkpoint,
             threads: stage
                 .threads
                 .map(|threads| at_least_one(source, "threads", &threads))
@@ -337,6 +338,7 @@ fn topology(
         no_progress: stage.no_progress,
         max_attempts: stage.max_attempts,
         backoff: stage.backoff,
+        checkpoint: stage.checkpoint,
     });
     let last_stage = |name: &StageName| {
         stages
@@ -347,7 +349,9 @@ fn topology(
     let last_edge = |wanted: &dyn Fn(&EdgeSpec) -> bool| edges.iter().rposition(wanted).map(|n| &edge_spans[n]);
     Topology::new(specs.collect(), edges.clone()).map_err(|error| {
         let span = match &error {
-            TopologyError::DuplicateStage { stage } | TopologyError::ZeroBound { stage, .. } => last_stage(stage),
+            TopologyError::DuplicateStage { stage }
+            | TopologyError::ZeroBound { stage, .. }
+            | TopologyError::Checkpoint { stage } => last_stage(stage),
             TopologyError::Disconnected { apart, .. } => apart.first().and_then(last_stage),
             TopologyError::DuplicateEdge { from, to } => last_edge(&|edge| edge.from == *from && edge.to == *to),
             TopologyError::Cycle { stages } => {
@@ -372,11 +376,14 @@ fn classes(source: &Source<'_>, topology: Topology, raw: Vec<Spanned<file::Class
         name: class.name.get_ref().clone(),
         weight: *class.weight.get_ref(),
         queue_deadline: class.queue_deadline.map(|deadline| deadline.0),
+        preempts: class.preempts.clone(),
     });
     topology.with_classes(specs.collect()).map_err(|error| {
         let last = |wanted: &StageName| raw.iter().rfind(|class| class.name.get_ref() == wanted);
         let span = match &error {
-            TopologyError::DuplicateClass { class } => last(class).map(|class| class.name.span()),
+            TopologyError::DuplicateClass { class } | TopologyError::UnknownPreempted { class, .. } => {
+                last(class).map(|class| class.name.span())
+            }
             TopologyError::Weight { class, .. } => last(class).map(|class| class.weight.span()),
             _ => raw.last().map(|class| class.name.span()),
         };

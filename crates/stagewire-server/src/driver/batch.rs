@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use stagewire_core::{Classify, Epoch, Incarnation, JobId, StageName, Timestamp, Token, TransferMode};
+use stagewire_core::{Classify, Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token, TransferMode};
 use stagewire_sched::{
     ArtefactInfo, Decision, Effect, Event, Input, Job, JobNotice, LinkState, NoticeKind as Notice, Output, Phase,
     Refusal, Sched, Worker,
@@ -26,7 +26,8 @@ pub(crate) enum Out {
     Forget(JobId),
     Grant(Token),
     Revoke(Token),
-    Discard(Token),
+    /// The attempt puts nothing more into the store, and what it has put is dropped but for this payload.
+    Discard(Token, Option<PayloadId>),
     DiscardResults(JobId, Vec<ArtefactInfo>),
 }
 
@@ -81,11 +82,15 @@ impl Batch {
                     self.out.extend(held.map(|(token, _)| Out::Grant(token)));
                 }
                 Event::PayloadLost { job, stage, .. } | Event::PayloadReleased { job, stage, .. } => {
-                    self.out.extend(left_behind(sched, *job, stage).map(Out::Discard));
+                    let left = left_behind(sched, *job, stage);
+                    self.out.extend(left.map(|token| Out::Discard(token, None)));
                 }
                 Event::AttemptFailed { token, .. }
                 | Event::AttemptLost { token, .. }
-                | Event::AttemptFenced { token, .. } => self.out.push(Out::Discard(*token)),
+                | Event::AttemptFenced { token, .. }
+                | Event::AttemptYielded { token, .. } => {
+                    self.out.push(Out::Discard(*token, checkpoint_of(sched, *token)));
+                }
                 Event::JobRedriven { job } => {
                     let results = sched.job(*job).into_iter().flat_map(Job::results);
                     let files: Vec<_> = results.flat_map(|(_, result)| result.artefacts.clone()).collect();
@@ -95,7 +100,7 @@ impl Batch {
                 }
                 Event::JobEnded { job, .. } => {
                     let tokens = sched.job(*job).into_iter().flat_map(running);
-                    self.out.extend(tokens.map(Out::Discard));
+                    self.out.extend(tokens.map(|token| Out::Discard(token, None)));
                 }
                 _ => {}
             }
@@ -169,6 +174,19 @@ impl Batch {
                 chunks,
                 mode: if stored { TransferMode::Store } else { TransferMode::P2p },
             }),
+            Notice::Checkpointed {
+                payload,
+                nbytes,
+                stored,
+                progress,
+            } => kinds.push(NoteKind::Checkpointed {
+                payload,
+                nbytes,
+                mode: if stored { TransferMode::Store } else { TransferMode::P2p },
+                progress,
+            }),
+            Notice::Yielding(failure) => kinds.push(NoteKind::Yielding(failure)),
+            Notice::Yielded(failure) => kinds.push(NoteKind::Yielded(failure)),
             Notice::StageDone { handovers } => {
                 kinds.extend(handovers.into_iter().map(NoteKind::Chunk));
                 kinds.push(NoteKind::StageDone);
@@ -186,7 +204,10 @@ impl Batch {
         }
         for kind in kinds {
             let last = self.last.get(&job).copied().unwrap_or_else(|| histories.last_seq(job));
-            let idle = matches!(kind, NoteKind::Queued | NoteKind::Offered | NoteKind::Requeued(None));
+            let idle = matches!(
+                kind,
+                NoteKind::Queued | NoteKind::Offered | NoteKind::Requeued(None) | NoteKind::Checkpointed { .. }
+            );
             if idle && last >= LONG_HISTORY {
                 continue;
             }
@@ -253,6 +274,13 @@ fn left_behind(sched: &Sched, job: JobId, stage: &StageName) -> Option<Token> {
     (!payload.stored && sched.worker(*worker).is_none_or(leaves)).then_some(*token)
 }
 
+/// The checkpoint that the attempt has made and that outlives it.
+fn checkpoint_of(sched: &Sched, token: Token) -> Option<PayloadId> {
+    let mut runs = sched.job(token.job)?.stages().iter();
+    runs.find_map(|run| run.checkpoint().filter(|kept| kept.token == token))
+        .map(|kept| kept.payload.id)
+}
+
 /// Tokens of the attempts of a job that run.
 pub(super) fn running(job: &Job) -> impl Iterator<Item = Token> + use<'_> {
     job.stages().iter().filter_map(|stage| match stage.phase() {
@@ -267,6 +295,8 @@ pub(super) const fn sender(input: &Input) -> Option<(Incarnation, Token)> {
         Input::Accept { worker, token }
         | Input::Renew { worker, token, .. }
         | Input::Published { worker, token, .. }
+        | Input::Checkpointed { worker, token, .. }
+        | Input::Yielded { worker, token, .. }
         | Input::Completed { worker, token, .. }
         | Input::Failed { worker, token, .. } => Some((*worker, *token)),
         _ => None,

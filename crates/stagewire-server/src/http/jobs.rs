@@ -322,6 +322,12 @@ fn stage(run: &StageRun, names: &Names) -> Value {
     {
         json["progress"] = json!(progress);
     }
+    if let Some(kept) = run.checkpoint() {
+        json["checkpoint"] = json!(kept.progress);
+    }
+    if run.preemptions() > 0 {
+        json["preemptions"] = json!(run.preemptions());
+    }
     if let Some(failure) = run.last_failure() {
         json["failure"] = json!(failure);
     }

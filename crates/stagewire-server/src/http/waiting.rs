@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use stagewire_core::StageName;
+use stagewire_core::{Progress, StageName};
 use stagewire_sched::{WaitCause, Waiting};
 
 use super::jobs::Names;
@@ -28,6 +28,26 @@ fn ahead(ahead: usize, others: usize) -> String {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Why its attempt yields, or has, and where the next one goes on.
+fn yields(waiting: &Waiting) -> String {
+    let runs = matches!(waiting.cause, WaitCause::Attempt { .. });
+    let why = waiting.yields.as_ref().map(|failure| match &*failure.reason {
+        "attempt.preempted" => match (runs, failure.details.get("by"), failure.details.get("class")) {
+            (true, Some(job), Some(class)) => format!("; it makes way for job {job} of class {class} at its next step"),
+            (false, Some(job), Some(class)) => format!("; it was preempted by job {job} of class {class}"),
+            _ => format!("; {}", failure.message),
+        },
+        _ if runs => "; it yields at its next step, as its worker leaves".to_owned(),
+        _ => "; it has yielded".to_owned(),
+    });
+    let from = waiting.resumes.as_ref().filter(|_| !runs).map(|progress| {
+        let Progress { done, total, unit } = progress;
+        let but = if why.is_some() { " and" } else { "; it" };
+        format!("{but} goes on from {unit} {done} of {total}")
+    });
+    [why, from].into_iter().flatten().collect()
 }
 
 /// One reason, with its numbers and a sentence.
@@ -173,6 +193,7 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
         ),
         _ => ("other", "waits".to_owned(), json!({})),
     };
+    let message = format!("{message}{}", yields(waiting));
     let mut json = Map::new();
     json.extend(waiting.stage.as_ref().map(|stage| ("stage".to_owned(), json!(stage))));
     json.insert("class".to_owned(), json!(waiting.class));
@@ -181,6 +202,12 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
     json.insert("waited_ns".to_owned(), json!(nanos(waiting.waited)));
     if let Some(dropped_in) = waiting.dropped_in {
         json.insert("dropped_in_ns".to_owned(), json!(nanos(dropped_in)));
+    }
+    if let Some(progress) = &waiting.resumes {
+        json.insert("resumes".to_owned(), json!(progress));
+    }
+    if let Some(failure) = &waiting.yields {
+        json.insert("yields".to_owned(), json!(failure));
     }
     if let Value::Object(numbers) = numbers {
         json.extend(numbers);
@@ -202,6 +229,8 @@ mod tests {
                 class: StageName::new("batch").unwrap(),
                 waited: Duration::ZERO,
                 dropped_in: None,
+                resumes: None,
+                yields: None,
                 cause,
             };
             json(&waiting, &Names::default())["message"].clone()
@@ -238,6 +267,27 @@ mod tests {
                 declined,
             })
         };
+        let preempted = Waiting {
+            stage: None,
+            class: StageName::new("batch").unwrap(),
+            waited: Duration::ZERO,
+            dropped_in: None,
+            resumes: Some(Progress {
+                done: 12,
+                total: 40,
+                unit: "step".to_owned(),
+            }),
+            yields: Some(
+                Failure::new(ErrorClass::Unavailable, "attempt.preempted", "")
+                    .with("by", "7")
+                    .with("class", "interactive"),
+            ),
+            cause: WaitCause::Dispatch { ahead: 0, others: 0 },
+        };
+        assert_eq!(
+            json(&preempted, &Names::default())["message"],
+            "it is next; it was preempted by job 7 of class interactive and goes on from step 12 of 40"
+        );
         let failure = Failure::new(ErrorClass::Exhausted, "credit.slots", "every slot is in use");
         assert_eq!(slot(0, None), "waits for a free slot: all 2 are taken; it is next");
         assert_eq!(

@@ -145,6 +145,9 @@ impl Scrape {
                 ("completed", c.attempts_completed),
                 ("failed", c.attempts_failed),
                 ("fenced", c.attempts_fenced),
+                ("yielded", c.attempts_yielded),
+                ("preempted", c.attempts_preempted),
+                ("resumed", c.attempts_resumed),
                 ("lost_with_worker", c.attempts_lost_with_worker),
                 ("not_running", c.attempts_not_running),
                 ("expired", c.attempts_expired),
@@ -166,6 +169,10 @@ impl Scrape {
             &[("reopened", c.stages_reopened), ("skipped", c.stages_skipped)],
         );
         let workers = family("event", &[("lost", c.workers_lost)]);
+        let checkpoints = Counter::<u64>::default();
+        checkpoints.inc_by(c.checkpoints);
+        let steps_saved = Counter::<u64>::default();
+        steps_saved.inc_by(c.steps_saved);
         registry.register("sched_jobs", "What has happened to jobs since the journal began", jobs);
         registry.register("sched_dead_letters", "What has happened to dead letters", dead_letters);
         registry.register("sched_offers", "What has happened to offers", offers);
@@ -173,6 +180,16 @@ impl Scrape {
         registry.register("sched_payloads", "What has happened to payloads", payloads);
         registry.register("sched_stages", "What has happened to stages of jobs", stages);
         registry.register("sched_workers", "What has happened to workers", workers);
+        registry.register(
+            "sched_checkpoints",
+            "Checkpoints that attempts have handed over",
+            checkpoints,
+        );
+        registry.register(
+            "sched_steps_saved",
+            "Steps that attempts did not have to do again, as they went on from a checkpoint",
+            steps_saved,
+        );
     }
 
     fn server(&self, registry: &mut Registry) {

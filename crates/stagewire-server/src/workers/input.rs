@@ -68,6 +68,20 @@ fn impossible(payload: &v1::Payload) -> Option<Failure> {
     })
 }
 
+/// The payload in the words of the scheduler, or why it cannot be what its worker says.
+fn payload(payload: v1::Payload) -> Result<Result<PayloadInfo, Failure>, WireError> {
+    if let Some(failure) = impossible(&payload) {
+        return Ok(Err(failure));
+    }
+    Ok(Ok(PayloadInfo {
+        id: payload_id("payload.id", &payload.id)?,
+        nbytes: ByteCount(payload.nbytes),
+        chunks: payload.chunks,
+        stored: payload.stored,
+        handle: payload.handle.into(),
+    }))
+}
+
 /// Hand-overs are for people: one that cannot have happened is left out, and harms nobody.
 fn handovers(
     worker: Incarnation,
@@ -127,20 +141,10 @@ pub(super) fn read(worker: Incarnation, message: Message, stages: &[StageName]) 
         Message::Published(published) => {
             let payload = published.payload.ok_or(WireError::Missing { field: "payload" })?;
             let token = token(published.token)?;
-            if let Some(failure) = impossible(&payload) {
-                return Ok(Said::Refused { token, failure });
+            match self::payload(payload)? {
+                Ok(payload) => one(Input::Published { worker, token, payload }),
+                Err(failure) => Ok(Said::Refused { token, failure }),
             }
-            one(Input::Published {
-                worker,
-                token,
-                payload: PayloadInfo {
-                    id: payload_id("payload.id", &payload.id)?,
-                    nbytes: ByteCount(payload.nbytes),
-                    chunks: payload.chunks,
-                    stored: payload.stored,
-                    handle: payload.handle.into(),
-                },
-            })
         }
         Message::Completed(completed) => {
             let token = token(completed.token)?;
@@ -172,12 +176,31 @@ pub(super) fn read(worker: Incarnation, message: Message, stages: &[StageName]) 
             worker,
             token: stopped.try_into()?,
         }),
-        // The scheduler keeps no checkpoints yet.
-        Message::Checkpoint(_) => Ok(Said::Inputs(Vec::new())),
-        Message::Yielded(yielded) => one(Input::Stopped {
-            worker,
-            token: token(yielded.token)?,
-        }),
+        Message::Checkpoint(checkpoint) => {
+            let payload = checkpoint.payload.ok_or(WireError::Missing { field: "payload" })?;
+            let token = token(checkpoint.token)?;
+            match self::payload(payload)? {
+                Ok(payload) => one(Input::Checkpointed {
+                    worker,
+                    token,
+                    payload,
+                    progress: progress(checkpoint.progress.unwrap_or_default()),
+                }),
+                Err(failure) => Ok(Said::Refused { token, failure }),
+            }
+        }
+        Message::Yielded(yielded) => {
+            let token = token(yielded.token)?;
+            match yielded.payload.map(payload).transpose()?.transpose() {
+                Ok(payload) => one(Input::Yielded {
+                    worker,
+                    token,
+                    payload,
+                    progress: progress(yielded.progress.unwrap_or_default()),
+                }),
+                Err(failure) => Ok(Said::Refused { token, failure }),
+            }
+        }
         Message::Drain(drain) => one(Input::Drain {
             scope: DrainScope::Worker(worker),
             within: drain.deadline_ms.map(Duration::from_millis),

@@ -29,8 +29,12 @@ pub(crate) fn offer(offer: Offer, files: Vec<v1::InputFile>) -> Message {
         answer_within_ms: u64::try_from(offer.answer_within.as_millis()).unwrap_or(u64::MAX),
         files,
         member: offer.member.map(v1::Member::from),
-        checkpoints: false,
-        checkpoint: None,
+        checkpoints: offer.checkpoints,
+        checkpoint: offer.checkpoint.map(|kept| v1::Checkpoint {
+            token: Some(kept.token.into()),
+            payload: Some(payload(&kept.payload)),
+            progress: Some(kept.progress.into()),
+        }),
     })
 }
 
@@ -54,6 +58,13 @@ pub(crate) fn accepted(token: Token) -> Message {
 
 pub(crate) fn cancel(token: Token, failure: Failure) -> Message {
     Message::Cancel(v1::Cancel {
+        token: Some(token.into()),
+        failure: Some(failure.into()),
+    })
+}
+
+pub(crate) fn yield_up(token: Token, failure: Failure) -> Message {
+    Message::Yield(v1::Yield {
         token: Some(token.into()),
         failure: Some(failure.into()),
     })

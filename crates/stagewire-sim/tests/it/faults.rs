@@ -77,6 +77,8 @@ fn promises_hold_whatever_happens() {
             tally.zombies,
             tally.inputs_lost,
             tally.clock_jumps,
+            tally.yields,
+            tally.resumed,
         ];
         assert!(
             happened.iter().all(|count| *count > 0),

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, VecDeque};
 use stagewire_core::{ErrorClass, Incarnation, Member, PayloadId, Token};
 use stagewire_sched::{Effect, Input, Offer, WorkerInfo};
 
-use crate::world::{completed, failure, payload_info, worker_info};
+use crate::world::{completed, failure, payload_info, steps, worker_info};
 
 /// A worker process: what it really does, whatever the scheduler believes.
 pub(super) struct Agent {
@@ -37,7 +37,15 @@ pub(super) struct Task {
     /// Completed, and not answered.
     completed: bool,
     cancelled: bool,
+    /// Asked to yield.
+    asked: bool,
+    /// The newest checkpoint, and how far it had come by then.
+    checkpoint: Option<(PayloadId, u64)>,
+    /// Yielded, and not answered.
+    yielded: bool,
     sequence: u64,
+    /// Steps that are done.
+    done: u64,
 }
 
 impl Agent {
@@ -73,6 +81,10 @@ impl Agent {
             Effect::Grant { token, .. } => {
                 if let Some(offer) = self.offers.remove(&token) {
                     let task = Task {
+                        done: offer.checkpoint.as_ref().map_or(0, |kept| kept.progress.done),
+                        asked: false,
+                        checkpoint: None,
+                        yielded: false,
                         offer,
                         published: None,
                         completed: false,
@@ -86,6 +98,11 @@ impl Agent {
                 self.offers.remove(&token);
                 if let Some(task) = self.tasks.get_mut(&token) {
                     task.cancelled = true;
+                }
+            }
+            Effect::Yield { token, .. } => {
+                if let Some(task) = self.tasks.get_mut(&token) {
+                    task.asked = true;
                 }
             }
             Effect::Release { payload, .. } => _ = self.holding.remove(&payload),
@@ -123,19 +140,49 @@ impl Agent {
             self.outbox.push_back(Input::Stopped { worker, token });
             return None;
         }
-        if task.completed {
+        if task.completed || task.yielded {
             return None;
         }
         match what % 16 {
             0 | 1 => {
                 task.sequence += 1;
-                let sequence = task.sequence;
+                task.done += 1;
+                let (sequence, progress) = (task.sequence, Some(steps(task.done)));
                 self.outbox.push_back(Input::Renew {
                     worker,
                     token,
                     sequence,
-                    progress: None,
+                    progress,
                 });
+            }
+            // Most that are asked do, some that are not do as well, and some give no checkpoint with it.
+            6..=8 if task.offer.checkpoints && task.published.is_none() => {
+                let yields = (task.asked && what % 16 != 6) || what == 8 * 16 + 7;
+                let (progress, stored) = (steps(task.done), task.offer.output.stored);
+                let kept = (!yields || choice % 4 != 0).then(new_id);
+                if let Some(id) = kept {
+                    task.checkpoint = Some((id, task.done));
+                    if !stored {
+                        self.holding.insert(id, token);
+                    }
+                }
+                let payload = kept.map(|id| payload_info(id, stored));
+                task.yielded = yields;
+                self.outbox.push_back(match payload {
+                    Some(payload) if !yields => Input::Checkpointed {
+                        worker,
+                        token,
+                        payload,
+                        progress,
+                    },
+                    payload => Input::Yielded {
+                        worker,
+                        token,
+                        payload,
+                        progress,
+                    },
+                });
+                return kept.filter(|_| stored).map(|id| (id, token));
             }
             2 => {
                 let class = [ErrorClass::Internal, ErrorClass::Invalid, ErrorClass::Cancelled][choice % 3];
@@ -211,6 +258,22 @@ impl Agent {
             if let Some((id, stored)) = task.published {
                 let payload = payload_info(id, stored);
                 self.outbox.push_back(Input::Published { worker, token, payload });
+            }
+            if let Some((id, done)) = task.checkpoint {
+                self.outbox.push_back(Input::Checkpointed {
+                    worker,
+                    token,
+                    payload: payload_info(id, task.offer.output.stored),
+                    progress: steps(done),
+                });
+            }
+            if task.yielded {
+                self.outbox.push_back(Input::Yielded {
+                    worker,
+                    token,
+                    payload: None,
+                    progress: steps(task.done),
+                });
             }
             if task.completed {
                 self.outbox.push_back(completed(worker, token));

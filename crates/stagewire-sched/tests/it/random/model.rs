@@ -405,6 +405,8 @@ fn sender(input: &Input) -> Option<(Incarnation, Token)> {
         Input::Accept { worker, token }
         | Input::Renew { worker, token, .. }
         | Input::Published { worker, token, .. }
+        | Input::Checkpointed { worker, token, .. }
+        | Input::Yielded { worker, token, .. }
         | Input::Completed { worker, token, .. } => Some((*worker, *token)),
         _ => None,
     }
@@ -415,6 +417,7 @@ fn addressee(effect: &Effect) -> Option<Incarnation> {
         Effect::Offer(offer) => Some(offer.worker),
         Effect::Grant { worker, .. }
         | Effect::CancelAttempt { worker, .. }
+        | Effect::Yield { worker, .. }
         | Effect::Accepted { worker, .. }
         | Effect::Refused { worker, .. }
         | Effect::Drain { worker, .. }

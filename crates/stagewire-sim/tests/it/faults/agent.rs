@@ -51,6 +51,8 @@ pub(super) struct Agent {
 pub(super) struct Task {
     pub(super) offer: Offer,
     pub(super) step: u32,
+    /// The step that it goes on from.
+    pub(super) begun: u32,
     pub(super) sequence: u64,
     pub(super) published: Option<PayloadId>,
     /// Said of the attempt and not answered: repeated after a reconnect.
@@ -58,8 +60,22 @@ pub(super) struct Task {
     /// The stage function has returned.
     pub(super) over: bool,
     pub(super) cancelled: bool,
+    /// Asked to yield.
+    pub(super) asked: bool,
     /// Makes no progress any more.
     pub(super) stuck: bool,
+}
+
+impl Task {
+    /// Its last step. Stages with checkpoints have more of them, as they publish only then.
+    pub(super) const fn last(&self) -> u32 {
+        if self.offer.checkpoints { 8 } else { 3 }
+    }
+
+    /// The step in which it publishes, if it does.
+    pub(super) const fn publishes_in(&self) -> u32 {
+        if self.offer.checkpoints { self.last() } else { 1 }
+    }
 }
 
 impl Agent {
@@ -117,9 +133,13 @@ impl Agent {
         let Some(offer) = self.offers.remove(&token) else {
             return false;
         };
+        let begun = offer.checkpoint.as_ref().map_or(0, |kept| kept.progress.done);
+        let step = u32::try_from(begun).expect("a few steps");
         let task = Task {
             offer,
-            step: 0,
+            step,
+            begun: step,
+            asked: false,
             sequence: 0,
             published: None,
             said: Vec::new(),

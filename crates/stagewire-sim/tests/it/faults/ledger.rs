@@ -41,6 +41,9 @@ pub(super) struct Tally {
     pub(super) zombies: u64,
     pub(super) inputs_lost: u64,
     pub(super) clock_jumps: u64,
+    pub(super) yields: u64,
+    /// Offers to go on from a checkpoint.
+    pub(super) resumed: u64,
 }
 
 impl Tally {
@@ -59,6 +62,8 @@ impl Tally {
         self.zombies += other.zombies;
         self.inputs_lost += other.inputs_lost;
         self.clock_jumps += other.clock_jumps;
+        self.yields += other.yields;
+        self.resumed += other.resumed;
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stagewire_core::{StageName, TransferMode};
-use stagewire_sched::{EdgeSpec, Flow, Limits, StageSpec, Topology};
+use stagewire_sched::{EdgeSpec, Flow, Limits, StageKind, StageSpec, Topology};
 use stagewire_sim::Random;
 
 /// How long things go wrong.
@@ -128,6 +128,12 @@ fn pipelines() -> Vec<Topology> {
         let spec = |stage: &&str| StageSpec {
             max_held: 2,
             max_attempts: 3,
+            kind: if *stage == "denoise" {
+                StageKind::Admission
+            } else {
+                StageKind::WorkQueue
+            },
+            checkpoint: *stage == "denoise",
             ..StageSpec::new(name(stage))
         };
         Topology::new(stages.iter().map(spec).collect(), edges).expect("an allowed pipeline")

@@ -190,6 +190,7 @@ impl World {
     fn let_out(&mut self, effect: Effect) {
         let worker = match &effect {
             Effect::Offer(offer) => {
+                self.ledger.tally.resumed += u64::from(offer.checkpoint.is_some());
                 if let (Some(Mutant::EagerRelease), Some(input)) = (self.scenario.mutant, offer.inputs.first()) {
                     let payload = input.payload.id;
                     self.after(Duration::from_secs(1), Happening::Release(payload));
@@ -201,6 +202,7 @@ impl World {
                 *worker
             }
             Effect::CancelAttempt { worker, .. }
+            | Effect::Yield { worker, .. }
             | Effect::Accepted { worker, .. }
             | Effect::Refused { worker, .. }
             | Effect::Drain { worker, .. }

@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use stagewire_core::{ByteCount, ErrorClass, Incarnation, PayloadId, Progress, StageName, Token};
-use stagewire_sched::{Effect, Holder, Input, PayloadInfo, ResultInfo};
+use stagewire_sched::{Effect, Holder, Input, PayloadInfo, ResultInfo, StageKind};
 
 use super::super::agent::{Agent, Link, Task, Word, failure};
 use super::{Happening, Kept, Source, World};
 
-/// The last step of an attempt.
-const LAST: u32 = 3;
-
 impl World {
     pub(super) fn spawn(&mut self, stage: StageName) {
         // At once, or together.
-        let (slots, max_batch) = [(1, 1), (2, 1), (1, 3)][self.random.index(3)];
+        let queue = self
+            .scenario
+            .topology
+            .stage(&stage)
+            .is_some_and(|spec| spec.kind == StageKind::WorkQueue);
+        let (slots, max_batch) = [(1, 1), (2, 1), (1, if queue { 3 } else { 1 })][self.random.index(3)];
         let incarnation = Incarnation(self.id());
         self.agents
             .insert(incarnation, Agent::new(incarnation, stage, slots, max_batch));
@@ -75,11 +77,7 @@ impl World {
             worker,
             token: *token,
             sequence: task.sequence,
-            progress: Some(Progress {
-                done: task.step.into(),
-                total: LAST.into(),
-                unit: "step".to_owned(),
-            }),
+            progress: Some(progress(task)),
         });
         for renewal in renewals.collect::<Vec<_>>() {
             self.say(worker, renewal);
@@ -138,6 +136,11 @@ impl World {
                     _ => self.stop(incarnation, token),
                 }
             }
+            Effect::Yield { token, .. } => {
+                if let Some(task) = agent.tasks.get_mut(&token) {
+                    task.asked = true;
+                }
+            }
             Effect::Release { payload, .. } => {
                 let kept = self.shelf.get(&payload);
                 if kept.is_some_and(|kept| kept.holder == Holder::Worker(incarnation)) {
@@ -189,13 +192,26 @@ impl World {
         if task.over || task.stuck {
             return;
         }
-        let mut inputs = task.offer.inputs.iter().map(|input| input.payload.id);
+        let kept = task.offer.checkpoint.as_ref().filter(|_| task.step == task.begun);
+        let kept = kept.map(|kept| kept.payload.id);
+        let mut inputs = task.offer.inputs.iter().map(|input| input.payload.id).chain(kept);
         if let Some(lost) = inputs.clone().find(|payload| !self.shelf.contains_key(payload)) {
             self.ledger.tally.inputs_lost += 1;
             return self.fail(incarnation, token, ErrorClass::Unavailable, Some(lost));
         }
         let unsealed = inputs.any(|payload| !self.shelf[&payload].sealed);
-        if task.step == LAST && unsealed {
+        let between = task.offer.checkpoints && task.step > 0 && task.step < task.publishes_in();
+        let (asked, after_step) = (task.asked, task.step);
+        if between && asked && self.random.chance(0.8) {
+            return self.yield_up(incarnation, token);
+        }
+        if between && self.random.chance(0.3) {
+            self.checkpoint(incarnation, token);
+        }
+        let Some(task) = self.task(incarnation, token).filter(|task| task.step == after_step) else {
+            return;
+        };
+        if task.step == task.last() && unsealed {
             return self.after(Duration::from_millis(700), Happening::Work(incarnation, token));
         }
         if !self.calm && self.scenario.pause.is_some() {
@@ -209,11 +225,11 @@ impl World {
         }
         task.step += 1;
         task.sequence += 1;
-        let (step, output) = (task.step, task.offer.output);
-        if step == 1 && output.publish && !self.publish(incarnation, token, output.stored) {
+        let (step, last, publishes_in, output) = (task.step, task.last(), task.publishes_in(), task.offer.output);
+        if step == publishes_in && output.publish && !self.publish(incarnation, token, output.stored) {
             return;
         }
-        if step > LAST {
+        if step > last {
             return self.complete(incarnation, token);
         }
         let pause = self.random.between(Duration::from_millis(20), Duration::from_secs(4));
@@ -233,7 +249,7 @@ impl World {
                 // The store is not there: again.
                 None => {
                     if let Some(task) = self.task(worker, token) {
-                        task.step = 0;
+                        task.step = task.publishes_in() - 1;
                     }
                     self.after(Duration::from_secs(1), Happening::Work(worker, token));
                     return false;
@@ -256,6 +272,56 @@ impl World {
         }
         self.say_of(worker, token, Input::Published { worker, token, payload });
         true
+    }
+
+    /// Puts what the attempt has made so far into the store. Without a store it goes on without.
+    fn keep(&mut self, token: Token) -> Option<PayloadInfo> {
+        if !self.server.sched()?.is_running(token) {
+            return None;
+        }
+        let id = PayloadId(self.id());
+        let (holder, sealed) = (Holder::Store, true);
+        self.shelf.insert(id, Kept { token, holder, sealed });
+        Some(PayloadInfo {
+            id,
+            nbytes: ByteCount(1 << 18),
+            chunks: 1,
+            stored: true,
+            handle: vec![7; 16].into(),
+        })
+    }
+
+    fn checkpoint(&mut self, worker: Incarnation, token: Token) {
+        let Some(progress) = self.task(worker, token).map(|task| progress(task)) else {
+            return;
+        };
+        if let Some(payload) = self.keep(token) {
+            let input = Input::Checkpointed {
+                worker,
+                token,
+                payload,
+                progress,
+            };
+            if let Some(task) = self.task(worker, token) {
+                task.said.retain(|said| !matches!(said, Input::Checkpointed { .. }));
+            }
+            self.say_of(worker, token, input);
+        }
+    }
+
+    fn yield_up(&mut self, worker: Incarnation, token: Token) {
+        let payload = self.keep(token);
+        let Some(task) = self.task(worker, token) else { return };
+        task.over = true;
+        let progress = progress(task);
+        self.ledger.tally.yields += 1;
+        let input = Input::Yielded {
+            worker,
+            token,
+            payload,
+            progress,
+        };
+        self.say_of(worker, token, input);
     }
 
     fn complete(&mut self, worker: Incarnation, token: Token) {
@@ -293,6 +359,14 @@ impl World {
 
     fn task(&mut self, worker: Incarnation, token: Token) -> Option<&mut Task> {
         self.agents.get_mut(&worker)?.tasks.get_mut(&token)
+    }
+}
+
+fn progress(task: &Task) -> Progress {
+    Progress {
+        done: task.step.into(),
+        total: task.last().into(),
+        unit: "step".to_owned(),
     }
 }
 
