@@ -189,6 +189,7 @@ impl Timeline {
             }),
             NoteKind::StageDone => lane.end(note.attempt, note.at, End::Done, None),
             NoteKind::Requeued(failure) => lane.end(note.attempt, note.at, End::Requeued, failure.as_ref()),
+            NoteKind::Yielded(failure) => lane.end(note.attempt, note.at, End::Requeued, Some(failure)),
             _ => {}
         }
     }

@@ -72,7 +72,7 @@ fn error(from: &str, to: &str) -> String {
 
 #[test]
 fn typos_name_file_line_key_and_the_nearest_valid_one() {
-    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-batch, world, max-held, max-payload, no-progress, max-attempts, backoff, max-backoff, threads, skip-if"#);
+    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-batch, world, max-held, max-payload, no-progress, max-attempts, backoff, max-backoff, threads, skip-if, checkpoint"#);
     insta::assert_snapshot!(error("[server]", "[sever]"), @r#"stagewire.toml:33: unknown key "sever" in this file; did you mean "server"? Valid here: pipeline, class, stage, edge, server"#);
     insta::assert_snapshot!(error("chunk-dim", "chunk_dim"), @r#"stagewire.toml:31: unknown key "chunk_dim" in [[edge]]; did you mean "chunk-dim"? Valid here: from, to, handover, chunks, chunk-dim, mode"#);
     insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max, shape"#);
@@ -160,7 +160,7 @@ fn classes_that_cannot_be_are_refused() {
     insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\nweight = 0"), @"stagewire.toml:35: the weight of class gold is 0; it must be 1 to 1000");
     insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\n[[class]]\nname = \"gold\""), @"stagewire.toml:36: class gold is declared twice; each class needs its own name");
     insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\nqueue-deadline = \"-5s\""), @r#"stagewire.toml:35: "queue-deadline" in [[class]]: "-5s" is out of range: 1 ms to 366 days"#);
-    insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\nwait = 1"), @r#"stagewire.toml:35: unknown key "wait" in [[class]]; valid here: name, weight, queue-deadline"#);
+    insta::assert_snapshot!(error("[[class]]\nname = \"gold\"\nwait = 1"), @r#"stagewire.toml:35: unknown key "wait" in [[class]]; valid here: name, weight, queue-deadline, preempts"#);
 }
 
 #[test]

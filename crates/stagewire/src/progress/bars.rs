@@ -76,6 +76,7 @@ impl Bars {
                 bar.reset();
                 *began = None;
             }
+            "yielded" => *began = None,
             // What the producer says of its payload, the consumer's bar shows better.
             "published" => return,
             _ => {}

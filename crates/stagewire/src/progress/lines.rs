@@ -107,6 +107,8 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         }
         "stage_done" => "done".to_owned(),
         "requeued" => format!("starts again{}", failure()),
+        "yielding" => format!("is asked to yield{}", failure()),
+        "yielded" => "has yielded, and goes on later".to_owned(),
         "cancelling" => "is being cancelled".to_owned(),
         "succeeded" => "succeeded".to_owned(),
         "failed" => format!("failed{}", failure()),

@@ -201,14 +201,15 @@ impl World {
         }
         let unsealed = inputs.any(|payload| !self.shelf[&payload].sealed);
         let between = task.offer.checkpoints && task.step > 0 && task.step < task.publishes_in();
-        let (asked, after_step) = (task.asked, task.step);
+        let asked = task.asked;
         if between && asked && self.random.chance(0.8) {
             return self.yield_up(incarnation, token);
         }
         if between && self.random.chance(0.3) {
             self.checkpoint(incarnation, token);
         }
-        let Some(task) = self.task(incarnation, token).filter(|task| task.step == after_step) else {
+        let agent = self.agents.get_mut(&incarnation);
+        let Some(task) = agent.and_then(|agent| agent.tasks.get_mut(&token)) else {
             return;
         };
         if task.step == task.last() && unsealed {
