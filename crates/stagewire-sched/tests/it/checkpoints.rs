@@ -261,11 +261,12 @@ fn a_restart_between_a_checkpoint_and_a_yield_loses_neither() {
     // It has heard before the server died, and says now that it has yielded.
     let second = world.yield_at(worker, token, 12);
     world.lose(worker);
-    let (.., from) = resumed(&mut world);
+    let (other, _, from) = resumed(&mut world);
     assert_eq!(from, Some((second, 12)));
     assert_eq!(losses(&world, job), Losses::default());
     // What the store has lost meanwhile is begun again.
     world.restart();
+    world.lose(other);
     let (.., from) = resumed(&mut world);
     assert_eq!(from, None);
 }
