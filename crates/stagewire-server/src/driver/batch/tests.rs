@@ -1,7 +1,9 @@
 use std::collections::BTreeSet;
 
 use stagewire_core::{ByteCount, ErrorClass, Failure, PayloadId};
-use stagewire_sched::{DrainScope, EdgeSpec, Flow, Limits, PayloadInfo, ResultInfo, StageSpec, Topology, WorkerInfo};
+use stagewire_sched::{
+    DrainScope, EdgeSpec, Flow, Limits, PayloadInfo, ResultInfo, StageKind, StageSpec, Topology, WorkerInfo,
+};
 use uuid::Uuid;
 
 use super::*;
@@ -33,6 +35,10 @@ impl Rig {
     /// With one job.
     fn new(stages: &[&str], edges: Vec<EdgeSpec>) -> Self {
         let stages = stages.iter().map(|stage| StageSpec::new(name(stage))).collect();
+        Self::of(stages, edges)
+    }
+
+    fn of(stages: Vec<StageSpec>, edges: Vec<EdgeSpec>) -> Self {
         let mut rig = Self {
             sched: Sched::new(Topology::new(stages, edges).unwrap(), Limits::default()),
             batch: Batch::new(Epoch(1)),
@@ -172,4 +178,38 @@ fn a_redrive_discards_the_results_of_the_life_before() {
         matches!(discarded, Some(Out::DiscardResults(job, files)) if *job == rig.job && *files == [artefact]),
         "{out:?}"
     );
+}
+
+/// What it had put into the store besides, it had not said yet.
+#[test]
+fn all_that_an_attempt_has_put_is_discarded_with_it_but_for_its_checkpoint() {
+    let denoise = StageSpec {
+        kind: StageKind::Admission,
+        checkpoint: true,
+        ..StageSpec::new(name("denoise"))
+    };
+    let mut rig = Rig::of(vec![denoise], vec![]);
+    let checkpoint = |worker, token, id| Input::Checkpointed {
+        worker,
+        token,
+        payload: PayloadInfo {
+            id: PayloadId(Uuid::from_u128(id)),
+            nbytes: ByteCount(1),
+            chunks: 1,
+            stored: true,
+            handle: vec![].into(),
+        },
+        progress: stagewire_core::Progress::default(),
+    };
+    let (worker, token) = rig.run("denoise");
+    rig.does(checkpoint(worker, token, 7));
+    let out = rig.does(Input::WorkerLost { worker });
+    let kept = Some(PayloadId(Uuid::from_u128(7)));
+    let keeps = |out: &Out| matches!(out, Out::Discard(other, payload) if (*other, *payload) == (token, kept));
+    assert!(out.iter().any(keeps), "{out:?}");
+    // The one that another attempt has made is not this one's to keep.
+    let (worker, second) = rig.run("denoise");
+    let out = rig.does(Input::WorkerLost { worker });
+    let all = |out: &Out| matches!(out, Out::Discard(other, None) if *other == second);
+    assert!(out.iter().any(all), "{out:?}");
 }
