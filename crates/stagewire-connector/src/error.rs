@@ -285,6 +285,12 @@ pub enum ReleaseError {
         "request {request:?}, payload {payload}: the handle's capability is not the payload's; it is forged or damaged"
     )]
     Denied { request: String, payload: PayloadId },
+    #[error("request {request:?}, payload {payload}: its holder does not let it be ended from here: {}", .failure.message)]
+    Refused {
+        request: String,
+        payload: PayloadId,
+        failure: Failure,
+    },
     #[error(
         "request {request:?}, payload {payload}: its holder did not answer within {waited:?}; look at process {pid}"
     )]
@@ -316,6 +322,7 @@ impl Classify for ReleaseError {
     fn class(&self) -> ErrorClass {
         match self {
             Self::Denied { .. } => ErrorClass::Denied,
+            Self::Refused { failure, .. } => failure.class,
             Self::Silent { .. } => ErrorClass::Deadline,
             Self::StoreLost { .. } => ErrorClass::Unavailable,
             Self::Link { source, .. } => source.class(),
@@ -325,6 +332,7 @@ impl Classify for ReleaseError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Denied { .. } => "payload.capability",
+            Self::Refused { .. } => "release.refused",
             Self::Silent { .. } => "peer.silent",
             Self::StoreLost { .. } => "store.lost",
             Self::Link { source, .. } => source.reason(),

@@ -16,17 +16,17 @@ use crate::{PutError, PutPlace};
 const GRACE: Duration = Duration::from_secs(5);
 
 /// What a put says besides the payload.
-#[derive(Debug, Default)]
-pub(crate) struct Put {
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Put<'a> {
     pub(crate) token: Option<Token>,
     /// How long the store waits for missing chunks and for room.
     pub(crate) wait: Duration,
-    /// Room that was kept for it.
-    pub(crate) reserved: Option<Reserved>,
+    /// Room that is kept for it, also where this put fails.
+    pub(crate) reserved: Option<&'a Reserved>,
 }
 
 /// Has the store take a payload. It stays here on an error, unless it ended in another way.
-pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Result<Handle, PutError> {
+pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put<'_>) -> Result<Handle, PutError> {
     let Put { token, wait, reserved } = put;
     let at = |store| PutPlace::new(live.handle(), store);
     let store = shared.store().ok_or_else(|| PutError::NoStore { at: at(None) })?;
@@ -37,7 +37,7 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
     let exchange = async {
         // Room is reserved on one connection.
         let reserved = reserved.filter(|reserved| reserved.link().is_open());
-        let link = match &reserved {
+        let link = match reserved {
             Some(reserved) => Arc::clone(reserved.link()),
             None => shared.links().to(&store).await?,
         };
@@ -51,9 +51,9 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put) -> Res
             owner: live.owner(),
             expires_ms: live.left().map(millis),
             wait_ms: millis(left),
-            reserved: reserved.as_ref().map(Reserved::id),
+            reserved: reserved.map(Reserved::id),
         };
-        live.asked().add(right, &store);
+        live.asked().add(right, &store, token);
         let reply = link.ask(request).await;
         Ok((link, reply))
     };

@@ -50,6 +50,14 @@ async fn release_from(
                     holders.push(store);
                     stored = true;
                 }
+                Ok(Some(Refusal::Fenced(failure))) => {
+                    let (request, payload) = (handle.request.clone(), handle.payload);
+                    error = Some(ReleaseError::Refused {
+                        request,
+                        payload,
+                        failure,
+                    });
+                }
                 // Its producer may be gone, or have forgotten that it moved.
                 Ok(Some(Refusal::Unknown)) => without.push(holder),
                 // Or it has ended in another way.
@@ -104,12 +112,20 @@ async fn ask(
         payload, capability, ..
     } = *handle;
     let request = || handle.request.clone();
+    if holder.incarnation == shared.peer().incarnation {
+        let release = || shared.table().release_by(payload, capability).err();
+        return Ok(match live {
+            Some(live) => live.end_at(holder.incarnation, release).flatten(),
+            None => release(),
+        });
+    }
     let exchange = async {
         let link = shared.links().to(holder).await?;
         let request = |id| Request::Release {
             id,
             payload,
             capability,
+            token: live.and_then(|live| live.asked().token()),
         };
         let asked = match live {
             Some(live) => live.end_at(holder.incarnation, || link.ask(request)),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::{SinkExt, StreamExt};
-use stagewire_core::{ByteCount, Capability, Classify, Failure, Handle, RegionRef, Token};
+use stagewire_core::{ByteCount, Capability, Classify, ErrorClass, Failure, Handle, PayloadId, RegionRef, Token};
 use stagewire_store::Reservation;
 use stagewire_transfer::ProcessWatch;
 use tokio::net::{TcpStream, UnixListener, UnixStream};
@@ -32,6 +32,9 @@ pub(crate) trait PutHandler: std::fmt::Debug + Send + Sync {
     /// Takes a payload. From the moment on when others may find it, nothing is waited for: a future that is dropped has not
     /// taken it.
     async fn put(&self, request: PutRequest) -> Result<Taken, Failure>;
+
+    /// Whether who is no more than a reader of an orchestrator's payload may end it with this token.
+    fn may_end(&self, payload: PayloadId, token: Option<Token>) -> Result<(), Failure>;
 
     /// Keeps room free for a put.
     async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, Failure>;
@@ -67,6 +70,27 @@ pub(crate) struct Holder {
     pub(crate) table: Arc<Table>,
     pub(crate) puts: OnceLock<Arc<dyn PutHandler>>,
     pub(crate) kv: Arc<Desk>,
+}
+
+impl Holder {
+    /// Ends a payload for another process, which presents its capability. All who read an orchestrator's payload have that:
+    /// to end one, it takes a token as well that the store here accepts.
+    fn release(&self, payload: PayloadId, capability: Capability, token: Option<Token>) -> Result<(), Refusal> {
+        let live = self.table.get(payload);
+        if live.is_some_and(|live| live.owner() == Owner::Orchestrator && live.handle().capability == capability) {
+            let allowed = match self.puts.get() {
+                Some(store) => store.may_end(payload, token),
+                None => Err(orchestrators(payload)),
+            };
+            allowed.map_err(Refusal::Fenced)?;
+        }
+        self.table.release_by(payload, capability)
+    }
+}
+
+fn orchestrators(payload: PayloadId) -> Failure {
+    let message = format!("payload {payload} is an orchestrator's: its worker ends it when that says so");
+    Failure::new(ErrorClass::Denied, "payload.owned", message)
 }
 
 /// Accepts connections until dropped.
@@ -177,8 +201,8 @@ struct Session {
     watches: BTreeMap<u32, (Watched, Option<AbortHandle>)>,
     /// Puts, reservations, and questions about caches that are not answered yet.
     puts: BTreeMap<u32, AbortHandle>,
-    /// Room that was reserved and not used yet.
-    reserved: Arc<Mutex<BTreeMap<u32, Reservation>>>,
+    /// Room that is kept for a put, whether that was tried or not; `None` where it is still waited for.
+    reserved: Arc<Mutex<BTreeMap<u32, Option<Reservation>>>>,
     kv: Arc<Visit>,
     /// Everything that runs for this connection; ends with it.
     tasks: JoinSet<()>,
@@ -263,8 +287,9 @@ impl Session {
                 id,
                 payload,
                 capability,
+                token,
             } => {
-                let reply = match self.holder.table.release_by(payload, capability) {
+                let reply = match self.holder.release(payload, capability, token) {
                     Ok(()) => Reply::Finished { id },
                     Err(refusal) => Reply::Refused { id, refusal },
                 };
@@ -274,13 +299,20 @@ impl Session {
                 let (holder, replies) = (Arc::clone(&self.holder), self.replies.clone());
                 let reserved = Arc::clone(&self.reserved);
                 let wait = Duration::from_millis(wait_ms);
+                lock(&reserved).insert(id, None);
                 let task = self.tasks.spawn(async move {
                     let reply = match reserve(&holder, ByteCount(nbytes), wait).await {
                         Ok(reservation) => {
-                            lock(&reserved).insert(id, reservation);
+                            // Unless who asked has left: nobody would give it back.
+                            if let Some(place) = lock(&reserved).get_mut(&id) {
+                                *place = Some(reservation);
+                            }
                             Reply::Reserved { id }
                         }
-                        Err(refusal) => Reply::Refused { id, refusal },
+                        Err(refusal) => {
+                            lock(&reserved).remove(&id);
+                            Reply::Refused { id, refusal }
+                        }
                     };
                     replies.send(&reply).await;
                 });
@@ -298,7 +330,7 @@ impl Session {
                 reserved,
             } => {
                 let (holder, replies) = (Arc::clone(&self.holder), self.replies.clone());
-                let reservation = reserved.and_then(|id| lock(&self.reserved).remove(&id));
+                let reservation = reserved.and_then(|id| lock(&self.reserved).get(&id).cloned().flatten());
                 let mut putting = Box::pin(async move {
                     let request = |handle: Handle| PutRequest {
                         capability: handle.capability,
@@ -451,3 +483,6 @@ async fn report(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

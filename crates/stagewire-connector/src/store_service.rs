@@ -354,6 +354,11 @@ impl PutHandler for StoreService {
         self.take(request).await
     }
 
+    fn may_end(&self, payload: PayloadId, token: Option<Token>) -> Result<(), Failure> {
+        let allowed = self.store.may_delete(payload, token);
+        allowed.map_err(|error| error.to_failure())
+    }
+
     async fn reserve(&self, nbytes: ByteCount, wait: Duration) -> Result<Reservation, Failure> {
         let reserved = self.store.reserve(nbytes, wait).await;
         reserved.map_err(|error| error.to_failure())

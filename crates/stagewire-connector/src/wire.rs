@@ -14,7 +14,7 @@
 //! Undo(payload, right) ───────────▶ where a payload that was complete is not to be kept after all
 //! Reserve(id, bytes) ─────────────▶
 //!        ◀───────────────────────── Reserved(id) | Refused(id); room for a put, until it, or Leave(id)
-//! Release(id, payload, capability) ▶
+//! Release(id, payload, capability, token) ▶
 //!        ◀───────────────────────── Finished(id) | Refused(id)
 //! Kv(id, question) ───────────────▶
 //!        ◀───────────────────────── Kv(id, answer)
@@ -90,6 +90,8 @@ pub(crate) enum Request {
         id: u32,
         payload: PayloadId,
         capability: Capability,
+        /// Of the attempt that put it: one that belongs to an orchestrator is not for everybody to end who may read it.
+        token: Option<Token>,
     },
     Put {
         id: u32,
@@ -249,6 +251,8 @@ pub(crate) enum Refusal {
     Failed(Failure),
     /// A put that failed.
     Put(Failure),
+    /// The payload is not for who asks to end.
+    Fenced(Failure),
 }
 
 impl Hello {

@@ -6,6 +6,7 @@ mod evacuate;
 mod expiry;
 mod fetch;
 mod index;
+mod lent;
 mod object;
 mod open;
 mod order;
@@ -29,13 +30,15 @@ use crate::journal::{Appended, Record};
 use crate::spill::{Spill, SpillFile};
 use crate::stats::Counts;
 use crate::{
-    Draft, JournalError, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats, TokenGate, Usage,
+    Draft, Fenced, JournalError, NewObject, Object, ObjectState, Reservation, Store, StoreError, StoreStats, TokenGate,
+    Usage,
 };
 use departures::Farewell;
 pub use departures::{Departure, Departures};
 use draft::HostDraft;
 use durable::Durable;
 use index::{Claim, Entry, Index, Slot};
+use lent::Lent;
 use object::{HostObject, Registered};
 use rooms::{Rooms, in_pages};
 
@@ -135,6 +138,15 @@ impl HostStore {
         self.inner.lock().written_by(token)
     }
 
+    /// Whether an attempt may take this object away: its token passes the gate, and is not one of another job.
+    ///
+    /// # Errors
+    /// [`Fenced`].
+    pub fn may_delete(&self, payload: PayloadId, token: Option<Token>) -> Result<(), Fenced> {
+        self.inner.gate.check(token)?;
+        same_job(self.inner.lock().slot(payload).and_then(Slot::token), token)
+    }
+
     /// Takes an object away, whoever wrote it: for the process that the store belongs to. Returns whether it was
     /// there.
     pub fn remove(&self, payload: PayloadId) -> bool {
@@ -168,7 +180,7 @@ impl Store for HostStore {
         let claim = Claim::new(&self.inner, payload, object.token)?;
         let mut late = pin!(tokio::time::sleep(object.wait));
         let (waited, reservation) = (object.wait, object.reservation.take());
-        let room = self.inner.room(wanted, reservation, late.as_mut()).await;
+        let room = self.inner.room(wanted, reservation.as_ref(), late.as_mut()).await;
         let room = room.ok_or_else(|| StoreError::Exhausted {
             payload,
             wanted,
@@ -176,7 +188,7 @@ impl Store for HostStore {
             usage: Box::new(self.usage()),
         })?;
         // From here on key and room are given back when the draft, or what is to become one, is dropped.
-        let room = room.give(payload, wanted);
+        let room = Lent::new(room.give(payload, wanted), reservation);
         let extents = self.inner.allocate(payload, &object.parts, late).await?;
         Ok(Box::new(HostDraft::new(claim, object, room, extents)))
     }

@@ -39,7 +39,7 @@ pub struct NewObject {
     pub retention: Retention,
     /// It is deleted so long after it was sealed, read or not. Reads do not extend it.
     pub expires: Option<Duration>,
-    /// Room that was reserved for it. What it does not need of that is given back.
+    /// Room that was reserved for it, and is again, should it be given up. What it does not need of that is given back.
     pub reservation: Option<Reservation>,
     /// What its owner wants to find again with it after the store's process has died.
     pub label: Vec<u8>,

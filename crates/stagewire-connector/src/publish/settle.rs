@@ -183,7 +183,7 @@ impl Settling {
         sealed(live).await;
         let payload = live.handle().payload;
         let _moving = Moving::new(shared, live);
-        match move_to_store(shared, live, wait, reserved).await {
+        match move_to_store(shared, live, wait, reserved.as_ref()).await {
             Ok(stored) if stored.mode == TransferMode::Store => {
                 tracing::info!(%payload, "the consumer was lost; the payload went to the store");
                 let fallen = (TransferMode::Store, ModeReason::ConsumerLost);
@@ -220,14 +220,14 @@ async fn ended(live: &Live) {
 }
 
 /// Puts until the store has the payload, it ends otherwise, or the time is over. A store that is starting anew is waited
-/// for, and so is a consumer that has the payload in its hands.
+/// for, and so is a consumer that has the payload in its hands: that may take any time, and none of that of the store.
 async fn move_to_store(
     shared: &Arc<Shared>,
     live: &Arc<Live>,
     wait: Duration,
-    mut reserved: Option<Reserved>,
+    reserved: Option<&Reserved>,
 ) -> Result<Handle, PutError> {
-    let begin = Instant::now();
+    let mut begin = Instant::now();
     loop {
         if shared.is_closed() {
             let at = PutPlace::new(live.handle(), None);
@@ -236,7 +236,7 @@ async fn move_to_store(
         let put = Put {
             token: None,
             wait: wait.saturating_sub(begin.elapsed()),
-            reserved: reserved.take(),
+            reserved,
         };
         let error = match put::put(shared, live, put).await {
             Ok(stored) => return Ok(stored),
@@ -255,6 +255,7 @@ async fn move_to_store(
                 () = live.unclaimed() => {}
                 () = ended(live) => {}
             }
+            begin = Instant::now();
         } else if error.class() == ErrorClass::Unavailable && !left.is_zero() {
             tokio::time::sleep(PAUSE.min(left)).await;
         } else {

@@ -85,7 +85,7 @@ async fn what_a_store_has_taken_ends_there_too() {
     let handle = Handle::clone(live.handle());
     let right = Capability::from_random([7; 16]);
     let store = Arc::new(keeper.peer().clone());
-    live.asked().add(right, &store);
+    live.asked().add(right, &store, None);
     // Nobody has it: that is no error.
     release_elsewhere(shared, &live).await.expect("nothing to do");
     assert_eq!(world.producer.live(), [handle.payload], "only stores are asked");
@@ -107,7 +107,7 @@ async fn what_a_store_has_taken_ends_there_too() {
     };
     let listener = tokio::net::UnixListener::bind(&silent.socket).expect("a socket");
     live.asked().remove(right);
-    live.asked().add(right, &Arc::new(silent));
+    live.asked().add(right, &Arc::new(silent), None);
     let mut parting = Box::pin(release_elsewhere(shared, &live));
     assert!(futures::poll!(&mut parting).is_pending(), "nobody answers");
     world.put().await;
@@ -123,7 +123,7 @@ async fn what_a_store_has_taken_ends_there_too() {
             ..handle.clone()
         };
         let live = Live::new(handle, Owner::Lease(Lease::Pinned), Arc::new(Nothing));
-        live.asked().add(right, &store);
+        live.asked().add(right, &store, None);
         live
     };
     let forged = other(Capability::from_random([9; 16]));

@@ -1,5 +1,7 @@
 //! Which way payloads go, and what becomes of them on the way.
 
+mod claims;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec, PutError};
-use stagewire_core::{Attempt, ByteCount, DType, EntryValue, Epoch, ErrorClass, Handle, JobId, Token, TransferMode};
+use stagewire_core::{
+    Attempt, ByteCount, Classify, DType, EntryValue, Epoch, ErrorClass, Handle, JobId, Lease, Token, TransferMode,
+};
 use uuid::Uuid;
 
 use crate::bundle::{Bundle, CONSUMED, spec};
@@ -233,6 +235,38 @@ async fn only_granted_attempts_put_and_their_leavings_can_be_discarded() {
             .class,
         ErrorClass::Fenced
     );
+}
+
+/// Who may read a payload of an orchestrator may not end it, wherever it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_does_not_end_an_orchestrators_payload() {
+    let mut three = Three::new(ByteCount(1 << 20), true).await;
+    let bundle = mixed();
+    let handle = three.producer.publish(&bundle, Owner::Orchestrator).await;
+    three.store.done(Ask::Grant { token: token(2) }).await;
+    let stored = three.producer.publish(&bundle, Owner::Orchestrator).await;
+    let stored = three.put(&stored, Some(token(2))).await;
+    for (handle, class) in [(&handle, ErrorClass::Denied), (&stored, ErrorClass::Unauthenticated)] {
+        let error = three.world.connector.release_handle(handle).await;
+        let error = error.expect_err("it has the right to read");
+        assert_eq!((error.class(), error.reason()), (class, "release.refused"));
+        assert!(error.to_string().contains(&handle.payload.to_string()), "{error}");
+    }
+    three.fetch(&bundle, &stored).await;
+    three.put(&handle, Some(token(2))).await;
+    three.store.done(Ask::Discard { token: token(2) }).await;
+    // Nobody but who has the handle ends what has a lease.
+    three.store.done(Ask::Grant { token: token(3) }).await;
+    let pinned = three.producer.publish(&bundle, Owner::Lease(Lease::Pinned)).await;
+    let pinned = three.put(&pinned, Some(token(3))).await;
+    three
+        .world
+        .connector
+        .release_handle(&pinned)
+        .await
+        .expect("it is pinned until then");
+    three.store.all_gone().await;
+    three.producer.all_gone().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -83,6 +83,18 @@ pub async fn reserved_room_is_kept(store: &dyn Store) {
         "what was not needed is still kept"
     );
 
+    // All that the first object leaves.
+    let rest = ByteCount(LIMIT.0 - 4096);
+    let kept = store.reserve(rest, Duration::ZERO).await.expect("there is room");
+    for attempt in 0..2 {
+        let mut object = NewObject::new(payload, [rest]);
+        object.reservation = Some(kept.clone());
+        drop(store.create(object).await.expect("room was reserved"));
+        let error = put(store, new_id(), &[1]).await.expect_err("all is reserved again");
+        assert!(matches!(error, StoreError::Exhausted { .. }), "{attempt}: {error}");
+    }
+    drop(kept);
+
     let small = store
         .reserve(ByteCount(1), Duration::ZERO)
         .await

@@ -7,8 +7,8 @@ use stagewire_transfer::{Extent, ExtentMut, Target};
 use tokio::time::Instant;
 
 use super::index::Claim;
+use super::lent::Lent;
 use super::object::{About, HostObject};
-use super::rooms::Room;
 use crate::{Draft, NewObject, Object, ObjectState, Retention, StoreError};
 
 /// Bytes of one part of a draft.
@@ -29,11 +29,11 @@ pub(super) struct HostDraft {
     sizes: Vec<ByteCount>,
     label: Vec<u8>,
     parts: Vec<Part>,
-    room: Room,
+    room: Lent,
 }
 
 impl HostDraft {
-    pub(super) fn new(claim: Claim, object: NewObject, room: Room, extents: Vec<Option<ExtentMut>>) -> Self {
+    pub(super) fn new(claim: Claim, object: NewObject, room: Lent, extents: Vec<Option<ExtentMut>>) -> Self {
         let part = |extent: Option<ExtentMut>| extent.map_or(Part::Empty, Part::Extent);
         Self {
             claim,
@@ -113,7 +113,8 @@ impl Draft for HostDraft {
         let extents = self.freeze()?;
         self.claim.store().keep(payload, &extents).await?;
         let parts = self.claim.store().register(payload, extents)?;
-        self.room.set(ObjectState::Sealed);
+        let room = self.room.keep();
+        room.set(ObjectState::Sealed);
         let about = About {
             payload,
             token: self.token,
@@ -122,7 +123,7 @@ impl Draft for HostDraft {
             parts: self.sizes,
             label: self.label,
         };
-        let object = Arc::new(HostObject::new(Arc::new(about), parts, self.room));
+        let object = Arc::new(HostObject::new(Arc::new(about), parts, room));
         self.claim.seal(&object)?;
         Ok(object)
     }

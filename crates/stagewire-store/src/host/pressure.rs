@@ -11,6 +11,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::Inner;
 use super::index::Index;
+use super::lent::Lent;
 use super::object::{About, HostObject};
 use super::order::Class;
 use super::rooms::{Room, in_pages};
@@ -26,24 +27,25 @@ const GATHER_WITHIN: Duration = Duration::from_millis(250);
 const TRIES: u32 = 64;
 
 impl Inner {
-    /// Room, reserved: what the caller reserved before, and more where that is too little; `None` when it is too late.
+    /// Room, reserved: what the caller reserved before, and more where that is too little; `None` when it is too late, after
+    /// which the reservation is as it was.
     pub(super) async fn room(
         self: &Arc<Self>,
         nbytes: ByteCount,
-        reservation: Option<Reservation>,
+        reservation: Option<&Reservation>,
         late: Pin<&mut Sleep>,
     ) -> Option<Room> {
-        let reserved = reservation.and_then(Reservation::into_room::<Room>);
+        let reserved = reservation.and_then(Reservation::take::<Room>);
         let reserved = reserved.filter(|room| room.is_of(&self.rooms));
-        let missing = nbytes
-            .0
-            .saturating_sub(reserved.as_ref().map_or(0, |room| room.nbytes().0));
-        let mut room = match self.rooms.try_take(ByteCount(missing)) {
+        let kept = reserved.as_ref().map_or(0, |room| room.nbytes().0);
+        let reserved = reserved.map(|room| Lent::new(room, reservation.cloned()));
+        let missing = ByteCount(nbytes.0.saturating_sub(kept));
+        let mut room = match self.rooms.try_take(missing) {
             Some(room) => room,
-            None => self.wait_for_room(ByteCount(missing), late).await?,
+            None => self.wait_for_room(missing, late).await?,
         };
         if let Some(reserved) = reserved {
-            room.join(reserved);
+            room.join(reserved.keep());
         }
         Some(room)
     }

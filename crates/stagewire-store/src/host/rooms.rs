@@ -234,6 +234,19 @@ impl Room {
         self
     }
 
+    /// Reserves the room of an object that is given up.
+    pub(super) fn take_back(mut self) -> Self {
+        let mut books = self.rooms.books();
+        if let Some(serial) = self.serial.take()
+            && let Some(holding) = books.by_size.remove(&(self.nbytes, serial))
+        {
+            books.share(holding.state).take(self.nbytes);
+            books.reserved.add(self.nbytes);
+        }
+        drop(books);
+        self
+    }
+
     /// Says what the object does with its room.
     pub(super) fn set(&self, state: ObjectState) {
         let Some(serial) = self.serial else { return };
@@ -316,6 +329,10 @@ mod tests {
         let usage = rooms.usage();
         assert_eq!((usage.reserved, usage.drafts.nbytes), (Share::default(), pages(5)));
         assert!(rooms.try_take(pages(5)).is_some(), "the rest was not given back");
+        let room = room.take_back();
+        let usage = rooms.usage();
+        assert_eq!((usage.reserved.nbytes, usage.drafts), (pages(5), Share::default()));
+        assert!(usage.largest.is_empty(), "{usage:?}");
         drop(room);
         assert_eq!(rooms.usage().used(), ByteCount(0));
     }
