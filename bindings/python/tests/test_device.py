@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import peer
@@ -69,6 +70,9 @@ class Event:
     def record(self, stream: Any) -> None:
         Cuda.events.append(self)
 
+    def query(self) -> bool:
+        return self.reached.is_set()
+
 
 class Cuda:
     """As much of ``torch.cuda`` as is used, over host memory."""
@@ -79,9 +83,6 @@ class Cuda:
     class Stream:
         def __init__(self, device: Any) -> None:
             self.device = device
-
-        def wait_event(self, event: Event) -> None:
-            assert event.reached.wait(20)
 
         def __enter__(self) -> None: ...
 
@@ -193,13 +194,68 @@ def test_publish_returns_before_the_device_is_done(run_dir: Path, pretended: typ
 
 
 def test_a_failed_copy_fails_the_payload(run_dir: Path, pretended: type[Cuda], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(stream: Any, event: Any) -> None:
+    def broken(event: Any) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(pretended.Stream, "wait_event", broken)
+    monkeypatch.setattr(pretended.Event, "query", broken)
     with DiffusionConnector("p", run_dir=run_dir) as conn:
         handle = conn.publish(StagePayload(request_id="r", tensor=on_device(torch.zeros(3))))
         with pytest.raises(errors.Internal, match="RuntimeError: an illegal memory access") as failed:
             conn.fetch(handle, deadline=20)
         assert failed.value.reason == "tensor.staging"
         wait_for(lambda: conn.stats()["regions"] == 0, "its memory is free")
+
+
+def test_a_slow_stream_holds_up_no_other_payload(run_dir: Path, pretended: type[Cuda]) -> None:
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        slow = conn.publish(StagePayload(request_id="slow", tensor=on_device(torch.arange(3))))
+        quick = conn.publish(StagePayload(request_id="quick", tensor=on_device(torch.arange(4))))
+        pretended.events[1].reached.set()
+        assert conn.fetch(quick, framework="torch", deadline=20).tolist() == [0, 1, 2, 3]
+        pretended.events[0].reached.set()
+        assert conn.fetch(slow, framework="torch", deadline=20).tolist() == [0, 1, 2]
+
+
+def test_closing_does_not_wait_for_a_stream_for_ever(run_dir: Path, pretended: type[Cuda]) -> None:
+    conn = DiffusionConnector("p", run_dir=run_dir, deadline=0.2)
+    stream = conn.open(StagePayload(request_id="r", tensor=on_device(torch.arange(4)), num_chunks=2))
+    stream.ready(0)
+    closing = threading.Thread(target=conn.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    with pytest.raises(errors.StagewireError) as late:
+        stream.ready(1)
+    assert late.value.reason == "connector.closed"
+
+
+def test_a_chunk_that_two_threads_show_is_copied_once(run_dir: Path, pretended: type[Cuda]) -> None:
+    """Or the last one would be taken to be there while nobody has copied it."""
+
+    class Slow(set[int]):
+        """Whoever looks acts on what was there a while ago."""
+
+        def __contains__(self, index: object) -> bool:
+            found = super().__contains__(index)
+            time.sleep(0.05)
+            return found
+
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        source = torch.arange(1, 4)
+        stream = conn.open(StagePayload(request_id="r", tensor=on_device(source), num_chunks=3))
+        stream._staging._asked = Slow()
+        both = [threading.Thread(target=stream.ready, args=(0,)) for _ in range(2)]
+        for one in both:
+            one.start()
+        for one in both:
+            one.join()
+        for index in (1, 2):
+            for event in pretended.events:
+                event.reached.set()
+            chunks = conn.consume(stream.handle, framework="torch", deadline=20)
+            assert next(chunks).tolist() == [1]
+            chunks.close()
+            stream.ready(index)
+        for event in pretended.events:
+            event.reached.set()
+        assert conn.fetch(stream.handle, framework="torch", deadline=20).tolist() == [1, 2, 3]

@@ -425,13 +425,13 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
 
     def _close(self) -> None:
         self._closed = True
-        self._copier.close()
+        until = time.monotonic() + self.deadline
+        self._copier.close(until)
         with self._lock:
             under_way, self._under_way = self._under_way, []
             registered, self._registered = self._registered, {}
         for memory in registered.values():
             memory.release()
-        until = time.monotonic() + self.deadline
         try:
             for publication in under_way:
                 # Whoever wants to know why it failed asks the handle.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from ._arguments import printable
 from ._bundle import cut, each
-from .errors import Internal
+from .errors import Cancelled, Internal, StagewireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,8 +44,19 @@ def on_devices(bundle: Mapping[str, Any]) -> list[Any]:
     return [value for value in each(bundle) if getattr(value, "is_cuda", False)]
 
 
+# Seconds between two looks at streams that have not come so far: the first, and after a while.
+_PAUSE, _PAUSE_LATER = 0.00005, 0.001
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Copy:
+    events: Events
+    run: Callable[[], None]
+    give_up: Callable[[Exception], None]
+
+
 class Copier:
-    """A thread of one connector that copies from devices, in the order in which it was told to.
+    """A thread of one connector that copies what streams of devices are done with. None waits for another's stream.
 
     Attributes:
         copies: Tensors copied so far.
@@ -52,12 +66,27 @@ class Copier:
     def __init__(self) -> None:
         self.copies = 0
         self.copied_bytes = 0
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="stagewire-device")
         self._streams: dict[Any, Any] = {}
+        self._waiting: list[_Copy] = []
+        self._is_copying = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
 
-    def submit(self, work: Callable[[], None]) -> concurrent.futures.Future[None]:
-        """Does it after everything before."""
-        return self._pool.submit(work)
+    def submit(self, events: Events, run: Callable[[], None], give_up: Callable[[Exception], None]) -> None:
+        """Does it once the streams have come so far, or has it given up: it raises, or it was too late.
+
+        Raises:
+            Cancelled: The connector is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise _closed()
+            self._waiting.append(_Copy(events, run, give_up))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stagewire-device", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
 
     def stream(self, device: Any) -> Any:
         """The side stream of a device."""
@@ -65,9 +94,61 @@ class Copier:
             self._streams[device] = cuda().Stream(device)
         return self._streams[device]
 
-    def close(self) -> None:
-        """Waits for what was told."""
-        self._pool.shutdown()
+    def close(self, until: float) -> None:
+        """Waits for what was told, until then, and gives up the rest."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(self._is_idle, max(0.0, until - time.monotonic()))
+            late, self._waiting = self._waiting, []
+        for copy in late:
+            copy.give_up(_closed())
+
+    def _is_idle(self) -> bool:
+        return not (self._waiting or self._is_copying)
+
+    def _run(self) -> None:
+        pause = _PAUSE
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                waiting = list(self._waiting)
+            if any(self._try(copy) for copy in waiting):
+                pause = _PAUSE
+                continue
+            pause = min(2 * pause, _PAUSE_LATER)
+            time.sleep(pause)
+
+    def _try(self, copy: _Copy) -> bool:
+        """Whether its streams have come so far. It is done then."""
+        failed: Exception | None = None
+        try:
+            if not all(event.query() for event in copy.events.values()):
+                return False
+        except Exception as error:  # whatever the driver says
+            failed = error
+        with self._changed:
+            if copy not in self._waiting:
+                return False
+            self._waiting.remove(copy)
+            self._is_copying = True
+        try:
+            if failed is not None:
+                raise failed
+            copy.run()
+        except Exception as error:
+            copy.give_up(error)
+        finally:
+            with self._changed:
+                self._is_copying = False
+                self._changed.notify_all()
+        return True
+
+
+def _closed() -> Cancelled:
+    return Cancelled("the connector was closed before the device was done; make a new one", reason="connector.closed")
 
 
 class Staging:
@@ -90,8 +171,9 @@ class Staging:
         self._tensors: list[tuple[int, Any, Any]] = []
         self._is_used = False
         self._chunks = 0
+        self._lock = threading.Lock()
         self._asked: set[int] = set()
-        self._shown = 0
+        self._over: set[int] = set()
 
     @property
     def is_complete(self) -> bool:
@@ -118,49 +200,63 @@ class Staging:
         """Shows chunk `index` once the current streams have come so far, and its bytes are copied."""
         if index >= self._chunks:
             publication.ready(index)  # which says how many there are
-        if index in self._asked:
-            return
-        self._asked.add(index)
-        events = self._events if self._events is not None else moments(source for _, source, _ in self._tensors)
-        self._copier.submit(lambda: self._show(publication, index, events))
+        with self._lock:
+            if index in self._asked:
+                return
+            self._asked.add(index)
+        self._copier.submit(
+            self._moments(), lambda: self._show(publication, index), lambda error: self._fail(publication, index, error)
+        )
 
     def fill(self) -> None:
         """Copies all of it, and waits for that.
 
         Raises:
             Internal: It cannot be copied.
+            Cancelled: The connector is closed.
         """
-        events = self._events if self._events is not None else moments(source for _, source, _ in self._tensors)
-        try:
-            self._copier.submit(lambda: self._copy(events, None, [])).result()
-        except Exception as error:  # whatever the driver says
-            raise _failed(error) from error
+        filled: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def copy() -> None:
+            self._copy(None, [])
+            filled.set_result(None)
+
+        self._copier.submit(self._moments(), copy, lambda error: filled.set_exception(_failed(error)))
+        filled.result()
         self._tensors.clear()
 
-    def _copy(self, events: Events, dim: int | None, slices: list[tuple[int, int]]) -> None:
+    def _moments(self) -> Events:
+        return self._events if self._events is not None else moments(source for _, source, _ in self._tensors)
+
+    def _copy(self, dim: int | None, slices: list[tuple[int, int]]) -> None:
         for ordinal, source, host in self._tensors:
-            stream = self._copier.stream(source.device)
-            stream.wait_event(events[source.device])
-            with cuda().stream(stream), _pinned(host):
+            with cuda().stream(self._copier.stream(source.device)), _pinned(host):
                 if dim is None:
                     host.copy_(source)
                 else:
                     cut(host, dim, *slices[ordinal]).copy_(cut(source, dim, *slices[ordinal]))
 
-    def _show(self, publication: Publication, index: int, events: Events) -> None:
-        try:
-            self._copy(events, publication.handle.chunk_dim, publication.handle.chunk_slices(index))
-            publication.ready(index)
-        except Exception as error:  # the consumer is to know
-            failed = _failed(error)
-            with contextlib.suppress(Exception):
-                publication.fail(failed.error_class, failed.reason, failed.message)
-        self._shown += 1
-        if self._shown == self._chunks:
-            self._tensors.clear()  # the producer's memory is its own again
+    def _show(self, publication: Publication, index: int) -> None:
+        self._copy(publication.handle.chunk_dim, publication.handle.chunk_slices(index))
+        publication.ready(index)
+        self._end(index)
+
+    def _fail(self, publication: Publication, index: int, error: Exception) -> None:
+        failed = _failed(error)  # the consumer is to know
+        with contextlib.suppress(Exception):
+            publication.fail(failed.error_class, failed.reason, failed.message)
+        self._end(index)
+
+    def _end(self, index: int) -> None:
+        with self._lock:
+            self._over.add(index)
+            if len(self._over) == self._chunks:
+                self._tensors.clear()  # the producer's memory is its own again
 
 
-def _failed(error: Exception) -> Internal:
+def _failed(error: Exception) -> StagewireError:
+    if isinstance(error, StagewireError):
+        return error
     return Internal(f"{type(error).__name__}: {printable(error)}", reason="tensor.staging")
 
 
