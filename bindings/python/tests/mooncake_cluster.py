@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import peers
-import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,11 +25,7 @@ MIB = 1 << 20
 
 def need_store() -> None:
     """Skips the test where the wheel, or a library that it needs, is missing."""
-    peers.need_mooncake()
-    try:
-        importlib.import_module("mooncake.store")
-    except ImportError as error:
-        pytest.skip(f"the store of Mooncake's wheel in {peers.FOLDER} cannot be used: {error}")
+    peers.need_mooncake("mooncake.store")
 
 
 def until(what: str, condition: Callable[[], bool], within: float = 20.0) -> None:

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,23 +25,25 @@ def use_mooncake() -> None:
     os.environ.setdefault("GLOG_minloglevel", "2")
 
 
-def need_mooncake() -> None:
-    """Skips the test where the wheel is missing, or fails it where it is required."""
+def is_missing(what: str) -> NoReturn:
+    """Skips the test, or fails it where the wheels are required."""
+    if REQUIRED:
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+def need_mooncake(module: str = "mooncake.engine") -> Any:
+    """A module of the wheel. Skips the test where that, or a library that it needs, is missing, or fails it where it is
+    required."""
     use_mooncake()
     try:
-        importlib.import_module("mooncake.engine")
+        return importlib.import_module(module)
     except ImportError as error:
-        missing = f"the wheel of Mooncake is missing in {FOLDER} ({error}): run `make peers`"
-        if REQUIRED:
-            pytest.fail(missing)
-        pytest.skip(missing)
+        is_missing(f"{module} of Mooncake's wheel in {FOLDER} cannot be used ({error}): run `make peers`")
 
 
 def nixl() -> str:
     """The file of NIXL's C interface, or a skip, or a failure where it is required."""
     for found in FOLDER.glob("lib/python*/site-packages/.nixl_cu*.mesonpy.libs/libnixl_capi.so"):
         return str(found)
-    missing = f"the wheel of NIXL is missing in {FOLDER}: run `make peers`"
-    if REQUIRED:
-        pytest.fail(missing)
-    pytest.skip(missing)
+    is_missing(f"the wheel of NIXL is missing in {FOLDER}: run `make peers`")

@@ -163,11 +163,43 @@ def test_times_to_live_end(conn: DiffusionConnector, consumer: Child, master: Ma
     until("what nobody consumed is removed", master.is_empty)
 
 
-def test_cached_payloads_may_be_evicted(conn: DiffusionConnector, consumer: Child) -> None:
+def test_cached_payloads_are_any_number_of_times_read(conn: DiffusionConnector, consumer: Child) -> None:
     tensor = latent()
     handle = conn.publish(StagePayload(request_id="r", tensor=tensor, lease="cached"))
-    assert bytes.fromhex(consumer.ask("consume", handle.to_bytes().hex(), True)["bytes"]) == bits(tensor)
+    for _ in range(2):
+        found = consumer.ask("consume", handle.to_bytes().hex(), True)
+        assert bytes.fromhex(found["bytes"]) == bits(tensor)
+    # What becomes of it is up to the store: this process keeps no account of it.
+    assert handle.payload_id not in conn.live()
     conn.release(handle)
+
+
+def test_cached_payloads_make_room_and_unread_ones_do_not() -> None:
+    with (
+        Master("--default_kv_lease_ttl=1") as master,
+        Child(master.address, segment_bytes=64 * MIB),
+        connector(master) as conn,
+    ):
+
+        def publish(number: int, lease: str) -> StageHandle:
+            tensor = torch.full((8 * MIB,), number, dtype=torch.uint8)
+            handle = conn.publish(StagePayload(request_id=f"{lease} {number}", tensor=tensor, lease=lease))
+            assert handle.wait(20)
+            return handle
+
+        kept = [publish(number, lease) for number, lease in enumerate(("pinned", "delete_on_consume"))]
+        # Far more than there is room for.
+        cached = [publish(number, "cached") for number in range(2, 16)]
+        for number, handle in enumerate(kept):
+            assert (conn.fetch(handle, framework="torch") == number).all()
+        gone = []
+        for number, handle in enumerate(cached, 2):
+            try:
+                assert (conn.fetch(handle, framework="torch") == number).all()
+            except errors.NotFound as error:
+                gone.append(error.reason)
+        assert 8 <= len(gone) < len(cached)
+        assert set(gone) == {"payload.gone"}
 
 
 def test_a_cancelled_payload_is_removed(conn: DiffusionConnector) -> None:

@@ -315,7 +315,7 @@ def test_device_memory_passes_through(child: Child, transport: EngineTransport) 
         region = transport.register(torch.arange(1000, device="cuda"))
     except errors.Unavailable as error:
         assert error.reason == "register.backend"  # noqa: PT017
-        return
+        pytest.skip(f"this wheel of Mooncake takes no device memory: {error}")
     assert region.release(5.0)
     reference = child.register("d", MIB, 1)
     target = torch.empty(MIB, dtype=torch.uint8, device="cuda")

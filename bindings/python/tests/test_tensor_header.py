@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import socket
 import struct
 import subprocess
@@ -100,11 +99,10 @@ def test_headers_that_are_none() -> None:
 
 @pytest.fixture
 def wheel() -> Any:
-    peers.need_mooncake()
-    store = importlib.import_module("mooncake.store")
+    store = peers.need_mooncake("mooncake.store")
     for name in ("_serialize_tensor", "_deserialize_tensor", "_tensor_metadata_size"):
         if not hasattr(store, name):
-            pytest.skip(f"this wheel of Mooncake shows no {name}")
+            peers.is_missing(f"this wheel of Mooncake shows no {name}")
     return store
 
 

@@ -56,6 +56,8 @@ class Backend:
         self._store = MooncakeStore(**options, deadline=deadline)
         self._mine: dict[str, Placed] = {}
         self._under_way: list[Placing] = []
+        # Cached ones, which are ours only until they are there.
+        self._passing: list[Placing] = []
         self._lock = threading.Lock()
         self._expiries = _Expiries(self._remove)
 
@@ -105,7 +107,17 @@ class Backend:
         with self._lock:
             self._under_way = [earlier for earlier in self._under_way if not earlier.settled]
             self._under_way.append(placing)
+            if lease == "cached":
+                self._passing.append(placing)
+            self._let_go()
         return placing
+
+    def _let_go(self) -> None:
+        """Forgets what is the store's alone to end."""
+        for placing in self._passing:
+            if placing.settled:
+                self._mine.pop(placing.handle.payload_id, None)
+        self._passing = [placing for placing in self._passing if not placing.settled]
 
     def consumer(self, handle: Handle, place: bytes, destinations: list[Tensor], within: float) -> Reading:
         """What reads a payload into the caller's tensors, chunk after chunk.
@@ -127,8 +139,9 @@ class Backend:
         return Reading(self._store, handle, placed, destinations, exclusive=exclusive, within=within)
 
     def live(self) -> list[str]:
-        """Ids of what this process published and has not removed; consumers may have."""
+        """Ids of what this process published and has not removed; consumers may have. What is cached is the store's."""
         with self._lock:
+            self._let_go()
             return list(self._mine)
 
     def stats(self) -> dict[str, int]:

@@ -74,7 +74,7 @@ async fn a_whole_payload_that_is_there_is_one_pull() {
             _ => match host.cma() {
                 Ok(cma) => cma,
                 Err(error) => {
-                    eprintln!("SKIPPED: {error}");
+                    eprintln!("skipped: copies over cma: {error}");
                     continue;
                 }
             },

@@ -7,7 +7,6 @@ mod corpus;
 mod decorate;
 mod directory;
 mod engine;
-mod hand_over;
 mod mooncake;
 mod mooncake_child;
 mod mooncake_faults;
