@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import peers
 import pytest
 import torch
+from mooncake_cluster import MIB, Child, Master
 from processes import wait_for
-from stagewire import Tensor
+from stagewire import Tensor, errors
 from stagewire.diffusion import DiffusionConnector, HostStore, Lease, StageHandle, StagePayload
 from test_dlpack import DTYPES, NOT_IN_NUMPY
 
@@ -22,25 +24,32 @@ if TYPE_CHECKING:
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed: run make setup")
 st = pytest.importorskip("hypothesis.strategies")
 
-WAYS = [(mode, transport) for mode in ("p2p", "store") for transport in ("arena", "cma", "shm", "tcp", "mooncake")]
+HERE = [(mode, transport) for mode in ("p2p", "store") for transport in ("arena", "cma", "shm", "tcp", "mooncake")]
 # What a producer names for its payloads to go this way, and the store to get them.
 NAMED = {"shm": ["shm"], "tcp": ["tcp"], "mooncake": ["mooncake", "tcp"]}
 
 
 class World:
-    """A producer for each transport, a store, and a consumer; one for all examples."""
+    """A producer for each way, and a consumer for each kind of way; one for all examples."""
 
     def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
         self.stack = contextlib.ExitStack()
-        self.store = self.stack.enter_context(HostStore("64MiB", run_dir=run_dir))
-        self.consumer = self.stack.enter_context(
-            DiffusionConnector("consumer", run_dir=run_dir, te_config={"transports": ["shm", "cma", "tcp", "mooncake"]})
-        )
-        self.producers = {}
-        for mode, transport in WAYS:
-            te_config = {"transports": NAMED.get(transport, ["shm", "cma", "tcp"])}
-            conn = DiffusionConnector("p", mode, te_config=te_config, run_dir=run_dir)  # type: ignore[arg-type]
-            self.producers[mode, transport] = self.stack.enter_context(conn)
+        self.stores: list[HostStore] = []
+        self.producers: dict[tuple[str, str], DiffusionConnector] = {}
+        self._consumers: dict[tuple[str, str], DiffusionConnector] = {}
+
+    def one(self, role: str, mode: str, transports: list[str], **options: Any) -> DiffusionConnector:
+        te_config = {"transports": transports}
+        conn = DiffusionConnector(role, mode, te_config=te_config, run_dir=self.run_dir, **options)  # type: ignore[arg-type]
+        return self.stack.enter_context(conn)
+
+    def add(self, way: tuple[str, str], consumer: DiffusionConnector, transports: list[str], **options: Any) -> None:
+        self.producers[way] = self.one("p", way[0], transports, **options)
+        self._consumers[way] = consumer
+
+    def consumer(self, way: tuple[str, str]) -> DiffusionConnector:
+        return self._consumers[way]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +57,25 @@ def world() -> Iterator[World]:
     with tempfile.TemporaryDirectory(prefix="sw-") as folder:
         made = World(Path(folder) / "run")
         with made.stack:
+            made.stores.append(made.stack.enter_context(HostStore("64MiB", run_dir=made.run_dir)))
+            consumer = made.one("consumer", "p2p", ["shm", "cma", "tcp", "mooncake"])
+            for way in HERE:
+                made.add(way, consumer, NAMED.get(way[1], ["shm", "cma", "tcp"]))
+            yield made
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[World]:
+    with tempfile.TemporaryDirectory(prefix="sw-") as folder, pytest.MonkeyPatch.context() as patch:
+        made = World(Path(folder) / "run")
+        patch.setenv("NIXL_CAPI_LIB", peers.nixl())
+        with made.stack:
+            made.add(("p2p", "nixl"), made.one("consumer", "p2p", ["nixl"]), ["nixl"])
+            master = made.stack.enter_context(Master())
+            made.stack.enter_context(Child(master.address, segment_bytes=64 * MIB))
+            config = {"backend": "mooncake", "master": master.address}
+            consumer = made.one("consumer", "store", ["shm"], store_config=config)
+            made.add(("store", "mooncake-store"), consumer, ["shm"], store_config=config)
             yield made
 
 
@@ -85,16 +113,24 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def test_whatever_is_published_arrives_bit_for_bit(world: World) -> None:
+    round_trips(world, 300)
+
+
+def test_whatever_is_published_arrives_by_peers_bit_for_bit(remote: World) -> None:
+    round_trips(remote, 150)
+
+
+def round_trips(world: World, count: int) -> None:
     settings = hypothesis.settings(
-        max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
     )
     settings(hypothesis.given(st.data())(lambda data: round_trip(world, data.draw)))()
-    for conn in [world.store, *world.producers.values()]:
+    for conn in [*world.stores, *world.producers.values()]:
         wait_for(lambda conn=conn: conn.live() == [], "every payload is gone")
 
 
 def round_trip(world: World, draw: Any) -> None:
-    way = draw(st.sampled_from(WAYS))
+    way = draw(st.sampled_from(list(world.producers)))
     tensors: dict[str, Any] = {}
     expected: dict[str, Any] = {}
     for name in draw(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3, unique=True)):
@@ -121,7 +157,7 @@ def round_trip(world: World, draw: Any) -> None:
     handle = conn.publish(payload)
     assert at_once or handle.wait(30)
     assert handle.metadata == payload.metadata
-    assert read(world.consumer, StageHandle.from_bytes(handle.to_bytes()), into_dst, whole) == expected
+    assert read(world.consumer(way), StageHandle.from_bytes(handle.to_bytes()), into_dst, whole) == expected
     assert handle.wait(30)
     conn.release(handle)
 
@@ -207,21 +243,35 @@ def flat(value: Any) -> Any:
     return (str(value.dtype).removeprefix("torch."), tuple(value.shape), bits(value))
 
 
-@pytest.mark.parametrize(("mode", "transport"), WAYS)
+@pytest.mark.parametrize(("mode", "transport"), [("p2p", "nixl"), ("store", "mooncake-store")])
+def test_peers_are_used(remote: World, mode: str, transport: str) -> None:
+    conn, consumer = remote.producers[mode, transport], remote.consumer((mode, transport))
+    source = torch.arange(1000, dtype=torch.int64)
+    handle = conn.publish(StagePayload(request_id="r", tensor=source, lease="pinned"))
+    assert handle.wait(30)
+    assert handle.mode == mode
+    without = remote.one("x", "p2p", ["shm", "cma", "tcp"])
+    with pytest.raises(errors.Unsupported):
+        without.fetch(handle)
+    assert torch.equal(consumer.fetch(handle, framework="torch"), source)
+    conn.release(handle)
+
+
+@pytest.mark.parametrize(("mode", "transport"), HERE)
 def test_the_transport_is_the_one_that_was_asked_for(world: World, mode: str, transport: str) -> None:
     """Else the property above would say less than it seems to."""
-    conn = world.producers[mode, transport]
-    staged, copied = conn.stats()["staged_bytes"], world.consumer.stats()["copied_bytes"]
+    conn, consumer = world.producers[mode, transport], world.consumer((mode, transport))
+    staged, copied = conn.stats()["staged_bytes"], consumer.stats()["copied_bytes"]
     source = torch.arange(1000, dtype=torch.int64)
     if transport == "arena":
         source = conn.allocate((1000,), "int64", framework="torch").copy_(source)
     handle = conn.publish(StagePayload(request_id="r", tensor=source, lease="pinned"))
     assert handle.wait(30)
     assert handle.mode == mode
-    view = world.consumer.fetch(handle, framework="torch")
+    view = consumer.fetch(handle, framework="torch")
     assert torch.equal(view, source)
     assert conn.stats()["staged_bytes"] - staged == (8000 if transport == "shm" else 0)
-    read = world.consumer.stats()["copied_bytes"] - copied
+    read = consumer.stats()["copied_bytes"] - copied
     # The store's memory is mapped, and so is shared memory of the producer.
     assert read == (0 if mode == "store" or transport in ("arena", "shm") else 8000)
     conn.release(handle)
