@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use stagewire_core::{Classify, Device, ErrorClass, TransportAddress};
+use stagewire_transfer::decorate::{Throttle, ThrottleOptions};
 use stagewire_transfer::{
     Host, Memory, Mooncake, MooncakeOptions, Network, NetworkOptions, Nixl, NixlOptions, Transport,
 };
@@ -132,6 +133,16 @@ impl Carriers {
             Some(error) => Err(StartError::Cma(error)),
             None => Err(StartError::NoTransport),
         }
+    }
+
+    /// The same, each over a line of its own that is as slow as that.
+    pub(crate) fn throttled(mut self, options: ThrottleOptions) -> Self {
+        if options != ThrottleOptions::default() {
+            for transport in self.all.iter_mut().filter_map(|(_, transport)| transport.as_mut()) {
+                *transport = Arc::new(Throttle::new(Arc::clone(transport), options));
+            }
+        }
+        self
     }
 
     /// Those that are there.

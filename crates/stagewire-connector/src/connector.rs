@@ -75,7 +75,7 @@ impl Connector {
             }
         };
         let carriers = match Carriers::start(&options.transports, &host, &network, &options.network).await {
-            Ok(carriers) => carriers,
+            Ok(carriers) => carriers.throttled(options.throttle),
             Err(error) => {
                 host.shutdown().await;
                 return Err(error);

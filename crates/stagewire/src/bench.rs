@@ -11,6 +11,7 @@ mod peers;
 mod producer;
 mod quick;
 mod report;
+mod rfc;
 mod sched;
 mod server;
 mod stats;
@@ -41,6 +42,8 @@ pub(crate) enum Name {
     Sched,
     /// A server with 1,000 workers: jobs per second, dispatch latency, idle CPU
     Server,
+    /// What the RFC asks: stages apart against all on each worker, overlap of transfer and decoding, decoders that denoisers share
+    Rfc,
     /// Each transport beside memcpy, TCP and a bare copy of the same kind, 4 KiB to 1 GiB
     Transfer,
 }
@@ -54,6 +57,8 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     /// Only rows whose name contains this.
     pub(crate) only: Option<String>,
+    /// For workers, where one is named.
+    pub(crate) python: Option<PathBuf>,
 }
 
 pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Result<Report, Fault> {
@@ -64,6 +69,7 @@ pub(crate) async fn run(name: Name, options: &Options, output: &Output) -> Resul
         Name::Store => store::run(options, output).await,
         Name::Sched => sched::run(options).await,
         Name::Server => server::run(options, output).await,
+        Name::Rfc => rfc::run(options, output).await,
         Name::Transfer => transfer::run(options, output).await,
     }
 }
@@ -82,7 +88,7 @@ pub(crate) struct ProducerArgs {
 /// The other process of a benchmark: does what each line of stdin orders, until stdin ends.
 pub(crate) async fn produce(args: ProducerArgs) -> Result<Exit, Fault> {
     match args.bench {
-        Name::Quick | Name::Connector | Name::Store => producer::serve(args.dir).await,
+        Name::Quick | Name::Connector | Name::Store | Name::Rfc => producer::serve(args.dir).await,
         Name::Transfer => transfer::owner::serve(args.dir).await,
         Name::Kv => kv::serve(args.dir).await,
         Name::Sched => Err(Fault::usage("`stagewire bench sched` has one process")),

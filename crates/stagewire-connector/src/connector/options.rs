@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use stagewire_core::{ByteCount, Peer, StageName};
+use stagewire_transfer::decorate::ThrottleOptions;
 use stagewire_transfer::{HostStats, NetworkOptions};
 
 use crate::{Carrier, ModeCount};
@@ -23,6 +24,8 @@ pub struct ConnectorOptions {
     /// How processes of other hosts reach this one, which they may where it has a token, and those of this host for which
     /// the kernel forbids cross-memory attach.
     pub network: NetworkOptions,
+    /// How slow each transport is where this connector reads, for tests and benchmarks. The default holds nothing back.
+    pub throttle: ThrottleOptions,
 }
 
 impl ConnectorOptions {
@@ -35,6 +38,7 @@ impl ConnectorOptions {
             transports: Carrier::DEFAULT.to_vec(),
             store: None,
             network: NetworkOptions::default(),
+            throttle: ThrottleOptions::default(),
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Payloads go over the transports that the operator names, and over no other.
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use stagewire_connector::{Carrier, Connector, ConsumeError, ConsumeOptions, Owner, StartError};
 use stagewire_core::{Classify, DType, EntryValue, ErrorClass};
 use stagewire_transfer::NixlLibrary;
 
 use crate::bundle::{Bundle, spec};
-use crate::second::Second;
+use crate::second::{Ask, Second};
 use crate::transfer::{TAKES, take_all};
 use crate::{PATIENCE, World, all_gone, options};
 
@@ -202,4 +204,31 @@ async fn a_transport_that_does_not_start_is_an_error_with_its_reason() {
     let left = std::fs::read_dir(dir.path().join("run/peers")).expect("made").count();
     assert_eq!(left, 2, "sockets of connectors that did not start");
     connector.close().await;
+}
+
+/// 4 MB at 20 MB/s take a fifth of a second, and the first of 4 chunks is there long before the last.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_throttled_connector_reads_as_slowly_as_it_is_told() {
+    let world = World::with(|options| options.throttle.bytes_per_second = NonZeroU64::new(20_000_000)).await;
+    let mut second = Second::start(&world.run_dir(), &Carrier::DEFAULT).await;
+    let bundle = Bundle::one(&[4, 250_000]).cut(0, 4);
+    let handle = second.publish(&bundle, Owner::Orchestrator).await;
+    let options = ConsumeOptions {
+        private: true,
+        ..ConsumeOptions::within(PATIENCE)
+    };
+    let begin = Instant::now();
+    let mut consumer = world.connector.consume(handle.clone(), options).expect("a consumer");
+    let mut came = Vec::new();
+    for index in 0..4 {
+        let chunk = consumer.next().await.expect("alive").expect("ready");
+        came.push(begin.elapsed());
+        bundle.check(&chunk.tensors, Some(index));
+    }
+    let each = Duration::from_millis(50);
+    assert!((1..).zip(&came).all(|(chunks, at)| *at >= each * chunks), "{came:?}");
+    drop(consumer);
+    let payload = handle.payload;
+    second.done(Ask::Release { payload }).await;
+    second.all_gone().await;
 }

@@ -1,6 +1,7 @@
 mod figures;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -81,15 +82,14 @@ impl Report {
             reference: Some(case.reference),
             reference_value: Some(pairs.reference_by(|seconds| unit.of(seconds)).median),
             ratio: Some(ratio.median),
-            ratio_quartiles: Some(quartiles(ratio)),
+            ratio_quartiles: (pairs.len() > 1).then(|| quartiles(ratio)),
             pairs: pairs.len(),
             target: case.target.map(|target| target.text.to_owned()),
             met: case.target.map(|target| match target.goal {
                 Goal::ExcessMs(most) => pairs.excess().median * 1e3 <= most,
-                Goal::RatioAtLeast(least) => ratio.median >= least,
-                Goal::RatioAtMost(most) => ratio.median <= most,
                 Goal::AtMost(most) => value.median <= most,
                 Goal::AtLeast(least) => value.median >= least,
+                of_ratio => of_ratio.met_by_ratio(ratio.median),
             }),
         };
         self.push(case.name, case.metric, Figures::Measured(Box::new(measured)));
@@ -100,19 +100,47 @@ impl Report {
         let met = match target.goal {
             Goal::AtMost(most) => value <= most,
             Goal::AtLeast(least) => value >= least,
-            Goal::ExcessMs(_) | Goal::RatioAtLeast(_) | Goal::RatioAtMost(_) => false,
+            _ => false,
         };
         let measured = Measured {
-            value,
-            value_quartiles: None,
-            unit,
-            reference: None,
-            reference_value: None,
-            ratio: None,
-            ratio_quartiles: None,
-            pairs: 1,
             target: Some(target.text.to_owned()),
             met: Some(met),
+            ..Measured::of(value, unit)
+        };
+        self.push(name, metric, Figures::Measured(Box::new(measured)));
+    }
+
+    /// A row whose value and reference are of all rounds together; `pairs` has those of each round.
+    pub(crate) fn pool(&mut self, case: Case, all: [Duration; 2], pairs: &Pairs) {
+        let unit = case.unit;
+        let [value, reference] = all.map(|time| unit.of(time.as_secs_f64()));
+        let ratios = pairs.ratio_by(|seconds| unit.of(seconds));
+        let measured = Measured {
+            reference: Some(case.reference),
+            reference_value: Some(reference),
+            ratio: Some(value / reference),
+            ratio_quartiles: Some([ratios.first_quartile, ratios.third_quartile]),
+            pairs: pairs.len(),
+            target: case.target.map(|target| target.text.to_owned()),
+            met: case.target.map(|target| target.goal.met_by_ratio(value / reference)),
+            ..Measured::of(value, unit.name())
+        };
+        self.push(case.name, case.metric, Figures::Measured(Box::new(measured)));
+    }
+
+    /// A row of one figure beside another: the value, what it stands beside, and that one's value.
+    pub(crate) fn figure(
+        &mut self,
+        name: String,
+        metric: &'static str,
+        unit: &'static str,
+        (value, reference, reference_value): (f64, &str, f64),
+    ) {
+        let measured = Measured {
+            reference: Some(reference.to_owned()),
+            reference_value: Some(reference_value),
+            ratio: Some(value / reference_value),
+            ..Measured::of(value, unit)
         };
         self.push(name, metric, Figures::Measured(Box::new(measured)));
     }
@@ -151,8 +179,6 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn pairs(value: u64, reference: u64) -> Pairs {

@@ -16,6 +16,7 @@ Examples:
   stagewire bench kv
   stagewire bench sched
   stagewire bench server
+  stagewire bench rfc
   stagewire bench transfer --quick
   stagewire bench transfer --only 'shm copy' --json transfer.json";
 
@@ -34,13 +35,17 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u16).range(21..))]
     pairs: u16,
 
-    /// Fewer cases, in about a minute (`transfer`, `store`, `sched`)
+    /// Fewer cases, in about a minute (`transfer`, `store`, `sched`, `rfc`)
     #[arg(long)]
     quick: bool,
 
     /// Only rows whose case contains TEXT (not `quick`)
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+
+    /// The Python that runs the workers of `rfc` [default: the active or the project's virtual environment]
+    #[arg(long, value_name = "FILE", env = "STAGEWIRE_PYTHON", hide_env_values = true)]
+    python: Option<PathBuf>,
 
     /// Write the report as JSON to FILE, or to stdout instead of text
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
@@ -51,15 +56,16 @@ pub(crate) async fn run(args: BenchArgs, output: &Output) -> Result<Exit, Fault>
     if args.name == Name::Quick && args.only.is_some() {
         return Err(Fault::usage("--only is not for `stagewire bench quick`"));
     }
-    if !matches!(args.name, Name::Transfer | Name::Store | Name::Sched) && args.quick {
+    if !matches!(args.name, Name::Transfer | Name::Store | Name::Sched | Name::Rfc) && args.quick {
         return Err(Fault::usage(
-            "--quick is for `stagewire bench transfer`, `store` and `sched`",
+            "--quick is for `stagewire bench transfer`, `store`, `sched` and `rfc`",
         ));
     }
     let options = Options {
         pairs: args.pairs.into(),
         quick: args.quick,
         only: args.only,
+        python: args.python,
     };
     let report = bench::run(args.name, &options, output).await?;
     if let Some(Some(file)) = &args.json {

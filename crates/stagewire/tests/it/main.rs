@@ -1,5 +1,6 @@
 //! Drives the real binary. Whatever needs Python workers is in `tests/` at the top of the repository.
 
+mod bench;
 mod doctor;
 mod errors;
 mod help;
