@@ -199,7 +199,8 @@ impl Near {
         }
         let begun = waits.then(Instant::now);
         let moved = call(if waits { 0 } else { MSG_DONTWAIT });
-        if begun.is_some_and(|begun| begun.elapsed() > BRIEFLY) {
+        let bytes = moved.as_ref().map_or(0, |moved| moved.bytes());
+        if begun.is_some_and(|begun| is_late(begun.elapsed(), bytes)) {
             self.prompt.store(false, Ordering::Relaxed);
         }
         match moved {
@@ -251,6 +252,12 @@ impl Near {
     }
 }
 
+/// Whether a call that moved so many bytes waited for longer than [`BRIEFLY`]. Copying takes its time, too, 1 MiB alone longer
+/// than that: a slow machine copies 1 GB/s.
+fn is_late(took: Duration, bytes: usize) -> bool {
+    took > BRIEFLY + Duration::from_nanos(bytes as u64)
+}
+
 fn set_receive_low_water(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
     let fd = socket.as_fd().as_raw_fd();
     let len = size_of_val(&bytes) as socklen_t;
@@ -291,6 +298,13 @@ mod tests {
         drop(peer);
         line.ready(Interest::READABLE).await.expect("the end");
         assert!(!line.is_quiet(), "its peer is gone");
+    }
+
+    #[test]
+    fn what_takes_long_to_copy_is_not_late() {
+        let [short, long] = [150, 1500].map(Duration::from_micros);
+        assert!(is_late(short, 0) && is_late(short, 4096) && is_late(long, 1 << 20));
+        assert!(!is_late(BRIEFLY, 0) && !is_late(short, 1 << 20));
     }
 
     #[tokio::test]

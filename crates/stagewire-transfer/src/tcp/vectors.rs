@@ -157,6 +157,10 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
+    pub(super) fn bytes(self) -> usize {
+        self.bytes
+    }
+
     /// Whether it moved less than it could: the socket is not ready any more, which spares the next call.
     pub(crate) fn is_short(self) -> bool {
         0 < self.bytes && self.bytes < self.wanted
