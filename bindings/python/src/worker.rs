@@ -33,7 +33,7 @@ pub(crate) struct Worker {
 #[pymethods]
 impl Worker {
     #[staticmethod]
-    #[pyo3(signature = (*, run_dir, pipeline, stage, name, slots, max_batch, member=None, arena_bytes, attach_within))]
+    #[pyo3(signature = (*, run_dir, pipeline, stage, name, slots, max_batch, member=None, numa=None, rail=None, arena_bytes, attach_within))]
     #[expect(clippy::too_many_arguments, reason = "named by the caller, one for each option")]
     fn attach(
         py: Python<'_>,
@@ -44,6 +44,8 @@ impl Worker {
         slots: u32,
         max_batch: u32,
         member: Option<(String, u32, u32)>,
+        numa: Option<u32>,
+        rail: Option<u32>,
         arena_bytes: u64,
         attach_within: f64,
     ) -> PyResult<Self> {
@@ -58,6 +60,8 @@ impl Worker {
             slots,
             max_batch,
             member: member.transpose()?,
+            numa,
+            rail,
             arena_limit: ByteCount(arena_bytes),
             attach_within: seconds(py, Some(attach_within))?.unwrap_or_default(),
             ..WorkerOptions::new(run_dir, stage)

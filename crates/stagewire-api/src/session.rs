@@ -36,6 +36,10 @@ pub struct SessionOptions {
     pub max_batch: u32,
     /// Its place in a group that runs every attempt together, where it is in one.
     pub member: Option<Member>,
+    /// The NUMA node that it runs on, where that is known.
+    pub numa: Option<u32>,
+    /// The rail of the network that it is on, where that is known.
+    pub rail: Option<u32>,
     /// How long to look for a server at first. Once attached, the server says how long to look for it again.
     pub attach_within: Duration,
 }

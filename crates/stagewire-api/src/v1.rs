@@ -157,6 +157,11 @@ pub struct Hello {
     /// Its place in a group, where it is in one.
     #[prost(message, optional, tag = "13")]
     pub member: ::core::option::Option<Member>,
+    /// Where it is on its host and in the network, where that is known.
+    #[prost(uint32, optional, tag = "14")]
+    pub numa: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "15")]
+    pub rail: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Decline {

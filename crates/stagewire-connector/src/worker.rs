@@ -47,6 +47,10 @@ pub struct WorkerOptions {
     pub max_batch: u32,
     /// Its place in a group that runs every attempt together, where it is in one: see [`Task::follow`].
     pub member: Option<Member>,
+    /// The NUMA node that it runs on, where that is known: work is preferably given to workers near what they read.
+    pub numa: Option<u32>,
+    /// The rail of the network that it is on, where that is known.
+    pub rail: Option<u32>,
     /// Most bytes of shared memory.
     pub arena_limit: ByteCount,
     /// What carries the bytes, as in [`ConnectorOptions::transports`].
@@ -66,6 +70,8 @@ impl WorkerOptions {
             slots: 1,
             max_batch: 1,
             member: None,
+            numa: None,
+            rail: None,
             arena_limit: ByteCount(1 << 30),
             transports: Carrier::DEFAULT.to_vec(),
             attach_within: Duration::from_secs(60),
@@ -157,6 +163,8 @@ impl Worker {
             slots: options.slots,
             max_batch: options.max_batch,
             member: options.member,
+            numa: options.numa,
+            rail: options.rail,
             attach_within: options.attach_within,
         });
         let (session, events) = match session.await {

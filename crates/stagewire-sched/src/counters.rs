@@ -19,6 +19,10 @@ pub struct Counters {
     /// Those that made room for others.
     pub dead_letters_crowded_out: u64,
     pub offers: u64,
+    /// Those to a worker on the NUMA node, or host, of the worker that holds the largest input.
+    pub offers_near: u64,
+    /// Those to a worker further away.
+    pub offers_far: u64,
     pub offers_declined: u64,
     pub offers_unanswered: u64,
     pub offers_withdrawn: u64,
@@ -69,6 +73,10 @@ impl Counters {
         }
         if let Event::AttemptYielded { by: Some(_), .. } = event {
             self.attempts_preempted += 1;
+        }
+        if let Event::Offered { steps: Some(steps), .. } = event {
+            self.offers_near += u64::from(*steps == 0);
+            self.offers_far += u64::from(*steps > 0);
         }
         let counter = match event {
             Event::JobSubmitted { .. } => &mut self.jobs_submitted,

@@ -134,7 +134,7 @@ pub enum Event {
     /// No worker gets offers any more, and no job is accepted.
     Draining,
     /// The attempt was offered, in a batch of so many. Its class pays the price, which is what the attempt is predicted to
-    /// take; `nbytes` is what its output is.
+    /// take; `nbytes` is what its output is, and `steps` is how far the worker is from what it reads, where that counts.
     Offered {
         token: Token,
         stage: StageName,
@@ -142,6 +142,7 @@ pub enum Event {
         price: Duration,
         nbytes: u64,
         batch: u32,
+        steps: Option<u32>,
     },
     /// The offer ended without a grant.
     OfferEnded { token: Token, end: OfferEnd },

@@ -11,7 +11,7 @@ use crate::tally::Pool;
 use crate::timers::{Timer, Timers};
 use crate::topology::{ClassIndex, StageIndex, Topology};
 use crate::worker::Worker;
-use crate::{Holder, JobTally, Limits};
+use crate::{Holder, JobTally, Limits, Place};
 
 /// Everything that is looked up by another key than a job's or worker's id. It holds nothing that does not follow from
 /// jobs and workers, and is kept up to date by comparing their marks before and after a change.
@@ -112,6 +112,7 @@ pub(crate) struct JobMark {
 pub(crate) struct WorkerMark {
     worker: Incarnation,
     stage: Option<StageIndex>,
+    at: Place,
     /// Slots that it uses, where it takes offers and has a free one.
     free: Option<u32>,
     pool: Pool,
@@ -199,6 +200,7 @@ impl WorkerMark {
         Self {
             worker: worker.incarnation,
             stage: worker.place,
+            at: worker.at(),
             free: takes_offers.then(|| worker.used()),
             pool: worker.pool(),
             paused: worker.paused_until.filter(|_| worker.pool().paused > 0),
@@ -214,7 +216,7 @@ impl WorkerMark {
 impl Index {
     pub(crate) fn new(topology: &Topology) -> Self {
         Self {
-            queues: vec![Queue::new(topology); topology.stages().len()],
+            queues: topology.indices().map(|stage| Queue::new(topology, stage)).collect(),
             timers: Timers::default(),
             payloads: Lookup::new(),
             held_by: BTreeSet::new(),
@@ -374,7 +376,7 @@ impl Index {
                 let queue = &mut self.queues[stage.get()];
                 queue.pool.subtract(mark.pool);
                 if let Some(used) = mark.free {
-                    queue.free.remove(&(used, mark.worker));
+                    queue.clear_free(mark.at, used, mark.worker);
                 }
                 if let Some(until) = mark.paused {
                     queue.paused.remove(&(until, mark.worker));
@@ -393,7 +395,7 @@ impl Index {
                 let queue = &mut self.queues[stage.get()];
                 queue.pool.add(mark.pool);
                 if let Some(used) = mark.free {
-                    queue.free.insert((used, mark.worker));
+                    queue.set_free(mark.at, used, mark.worker);
                 }
                 if let Some(until) = mark.paused {
                     queue.paused.insert((until, mark.worker));

@@ -8,7 +8,7 @@ use stagewire_core::{
     ByteCount, Epoch, Failure, Handover, Incarnation, JobId, Member, PayloadId, Progress, StageName, Token,
 };
 
-use crate::Discard;
+use crate::{Discard, Place};
 
 /// Something that happened outside. [`Sched::decide`](crate::Sched::decide) says what follows from it.
 ///
@@ -240,6 +240,8 @@ pub struct WorkerInfo {
     pub name: String,
     /// Its place in a group that runs every attempt together, for a worker of one slot at a stage of kind admission.
     pub member: Option<Member>,
+    /// Where it is.
+    pub place: Place,
 }
 
 impl WorkerInfo {

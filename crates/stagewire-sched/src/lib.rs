@@ -15,7 +15,8 @@
 //!
 //! *Order.* Classes share the workers of a stage by weight, in predicted seconds, and none of them starves: the module
 //! `share` states the bound. Inside a class what is due first goes first, otherwise what was submitted first. A job that
-//! has not begun by its queue deadline is dropped.
+//! has not begun by its queue deadline is dropped. Of the free workers of a work queue, one near what the job reads is
+//! preferred, at a price and never by waiting for it: the module `affinity`.
 //!
 //! *Non-guarantees.* Effects may get lost, and a stage function may run more than once: it is its output that counts
 //! once.
@@ -65,6 +66,7 @@
 //!     max_batch: 1,
 //!     name: "painter".to_owned(),
 //!     member: None,
+//!     place: Default::default(),
 //! };
 //! drive(&mut sched, now, Input::WorkerAttached { worker, running: vec![], holding: vec![] })?;
 //! let job: JobId = "00000000-0000-7000-8000-000000000002".parse()?;
@@ -87,6 +89,7 @@ mod index;
 mod input;
 mod job;
 mod limits;
+mod place;
 mod queue;
 mod ranked;
 mod refusal;
@@ -110,6 +113,7 @@ pub use input::{
 };
 pub use job::{Checkpoint, Job, JobState, Losses, Offering, Outcome, Output, Phase, Preemptor, Running, StageRun};
 pub use limits::Limits;
+pub use place::Place;
 pub use refusal::Refusal;
 pub use sched::{ByteCredit, RestoreError, Sched, Snapshot};
 pub use tally::{JobTally, StageTally};

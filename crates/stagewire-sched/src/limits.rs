@@ -18,6 +18,9 @@ pub struct Limits {
     pub cancel: Duration,
     /// A worker that does not stop an attempt for so long after it was told is given up.
     pub stop: Duration,
+    /// What each step costs that a worker of a work queue is further away from what it reads: a free one nearby is
+    /// preferred to a less busy one further away where that makes up for it. Zero switches that off.
+    pub affinity_step: Duration,
     /// Jobs that have not ended, at most.
     pub max_queued: usize,
     /// Bytes of the parameters of jobs that have not ended, at most: they are kept in memory.
@@ -61,6 +64,7 @@ impl Default for Limits {
             linger: Duration::from_secs(60),
             cancel: Duration::from_secs(30),
             stop: Duration::from_secs(60),
+            affinity_step: Duration::from_millis(20),
             max_queued: 10_000,
             max_queued_bytes: ByteCount(256 << 20),
             payload_bytes: None,

@@ -1,13 +1,13 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, JobId, Timestamp};
 
-use crate::StageTally;
 use crate::job::Job;
 use crate::ranked::Ranked;
 use crate::tally::Pool;
-use crate::topology::{ClassIndex, Topology};
+use crate::topology::{ClassIndex, StageIndex, StageKind, Topology};
+use crate::{Place, StageTally};
 
 /// A job without deadline stands among those that have one as if it had this long.
 const PATIENCE: Duration = Duration::from_secs(3_600);
@@ -55,6 +55,8 @@ pub(crate) struct Queue {
     ready: Vec<Ranked<Rank>>,
     /// Workers that take offers and have a free slot, by the number of slots they use: the least busy first.
     pub(crate) free: BTreeSet<(u32, Incarnation)>,
+    /// The same by place, at a work queue with inputs: there it counts.
+    pub(crate) near: Option<BTreeMap<Place, BTreeSet<(u32, Incarnation)>>>,
     /// Jobs whose payload of this stage is held or being made.
     pub(crate) held: u32,
     /// Since when each that waits does.
@@ -71,10 +73,12 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(topology: &Topology) -> Self {
+    pub(crate) fn new(topology: &Topology, stage: StageIndex) -> Self {
+        let reads = topology.spec(stage).kind == StageKind::WorkQueue && !topology.inputs(stage).is_empty();
         Self {
             ready: vec![Ranked::default(); topology.classes().len()],
             free: BTreeSet::new(),
+            near: reads.then(BTreeMap::new),
             held: 0,
             since: BTreeSet::new(),
             tally: StageTally::default(),
@@ -91,6 +95,27 @@ impl Queue {
 
     pub(crate) fn remove(&mut self, class: ClassIndex, rank: &Rank) {
         self.ready[class.get()].remove(rank);
+    }
+
+    /// The worker has a free slot.
+    pub(crate) fn set_free(&mut self, place: Place, used: u32, worker: Incarnation) {
+        self.free.insert((used, worker));
+        if let Some(near) = &mut self.near {
+            near.entry(place).or_default().insert((used, worker));
+        }
+    }
+
+    /// The worker has none any more.
+    pub(crate) fn clear_free(&mut self, place: Place, used: u32, worker: Incarnation) {
+        self.free.remove(&(used, worker));
+        if let Some(near) = &mut self.near
+            && let Some(there) = near.get_mut(&place)
+        {
+            there.remove(&(used, worker));
+            if there.is_empty() {
+                near.remove(&place);
+            }
+        }
     }
 
     /// The job that comes first in a class.

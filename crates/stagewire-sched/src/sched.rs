@@ -1,3 +1,4 @@
+mod affinity;
 mod apply;
 mod attach;
 mod attempt;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use stagewire_core::{Failure, Incarnation, Member, PayloadId, StageName, Timestamp, Token};
 
-use crate::WorkerInfo;
 use crate::tally::Pool;
 use crate::topology::StageIndex;
+use crate::{Place, WorkerInfo};
 
 pub use slots::Slots;
 
@@ -167,6 +167,11 @@ impl Worker {
     /// Whether it may get offers, were a slot free.
     pub(crate) fn takes_offers(&self) -> bool {
         self.is_attached() && !self.draining && self.paused_until.is_none() && self.leads()
+    }
+
+    /// Where it is.
+    pub(crate) fn at(&self) -> Place {
+        self.info.as_ref().map(|info| info.place).unwrap_or_default()
     }
 
     /// Its place in a group, where it is in one.

@@ -75,6 +75,7 @@ pub use skips::Skips;
 /// max-input = "256MiB"              # largest input
 /// input-bytes = "4GiB"              # bound of all inputs together, each of which counts as at least 64 KiB
 /// input-idle = "1h"                 # an input that no job has referred to for so long is dropped
+/// affinity-step = "20ms"            # what each step costs that a worker is further away from what it reads
 /// ```
 ///
 /// ```
@@ -166,6 +167,8 @@ pub struct ServerSettings {
     pub input_bytes: ByteCount,
     /// `input-idle`: how long an input stays that no job refers to, default 1 h.
     pub input_idle: Duration,
+    /// `affinity-step`: what each step costs that a worker is further away from what it reads, default 20 ms.
+    pub affinity_step: Option<Duration>,
 }
 
 impl Config {

@@ -126,11 +126,13 @@ impl Server {
             max_body,
             max_queued,
             store_bytes,
+            affinity_step,
             ..
         } = options.config.server;
         let limits = Limits {
             max_queued: usize::try_from(max_queued).unwrap_or(usize::MAX),
             payload_bytes: options.limits.payload_bytes.or(Some(store_bytes)),
+            affinity_step: affinity_step.unwrap_or(options.limits.affinity_step),
             ..options.limits
         };
         let topology = options.config.topology.clone();

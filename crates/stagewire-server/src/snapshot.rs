@@ -203,6 +203,7 @@ mod tests {
             max_batch: 1,
             name: "encode-0".to_owned(),
             member: None,
+            place: stagewire_sched::Place::default(),
         };
         let incarnation = worker.incarnation;
         let attached = Input::WorkerAttached {

@@ -351,6 +351,8 @@ class Worker:
         slots: int,
         max_batch: int,
         member: tuple[str, int, int] | None = None,
+        numa: int | None = None,
+        rail: int | None = None,
         arena_bytes: int,
         attach_within: float,
     ) -> Worker: ...

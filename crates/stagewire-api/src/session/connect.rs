@@ -148,6 +148,8 @@ fn hello(options: &SessionOptions, shared: &Shared) -> v1::Hello {
         slots: options.slots,
         max_batch: options.max_batch,
         member: options.member.clone().map(v1::Member::from),
+        numa: options.numa,
+        rail: options.rail,
         pid: options.process.pid,
         started: options.process.started,
         host: host_id(),

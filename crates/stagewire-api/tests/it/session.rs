@@ -35,6 +35,8 @@ impl World {
             slots: 2,
             max_batch: 1,
             member: None,
+            numa: None,
+            rail: None,
             attach_within: Duration::from_millis(200),
         }
     }

@@ -182,6 +182,7 @@ impl Job {
             price,
             nbytes,
             batch,
+            steps: _,
         } = event
         else {
             return None;

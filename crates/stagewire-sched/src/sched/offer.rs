@@ -20,8 +20,9 @@ impl Sched {
         }
         let stages = self.topology.upstream_first().iter().rev();
         let (stage, rank, worker) = stages.copied().find_map(|stage| {
-            let (_, worker) = *self.index.queues[stage.get()].free.first()?;
-            Some((stage, self.next_job(stage)?, worker))
+            self.index.queues[stage.get()].free.first()?;
+            let rank = self.next_job(stage)?;
+            Some((stage, rank, self.best_worker(stage, &rank)?))
         })?;
         let companions = self.companions(stage, &rank, worker);
         let batch = u32::try_from(1 + companions.len()).ok()?;
@@ -41,6 +42,7 @@ impl Sched {
                 price: self.estimates[stage.get()].predict(rank.shape),
                 nbytes: self.predict_bytes(stage, rank.shape),
                 batch,
+                steps: self.steps_to(stage, rank.job, worker),
             };
             plan.begin(token, stage, worker, event);
         }

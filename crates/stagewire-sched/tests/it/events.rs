@@ -133,6 +133,7 @@ fn events(world: &mut World) -> Vec<Event> {
             nbytes: 1,
             price: Duration::from_secs(1),
             batch: 2,
+            steps: Some(1),
         },
         Event::OfferEnded {
             token,

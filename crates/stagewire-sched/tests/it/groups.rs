@@ -360,6 +360,35 @@ fn groups_of_several_sizes_each_take_whose_turn_it_is() {
     assert!(world.offer(large[0]).is_some());
 }
 
+/// By the bound of the module `share`, with attempts of a second: after 18 of them.
+#[test]
+fn small_jobs_do_not_starve_a_large_group() {
+    let denoise = StageSpec {
+        kind: StageKind::Admission,
+        ..StageSpec::new(name("denoise"))
+    };
+    let mut world = World::new(Topology::new(vec![denoise], vec![]).expect("an allowed pipeline"));
+    let leaders = [group::<4>(&mut world, "large")[0], group::<1>(&mut world, "small")[0]];
+    (0..40).for_each(|_| _ = world.submit_to("interactive", 1));
+    let patient = world.submit_to("batch", 2);
+    let mut started = 0;
+    while world.phase(patient, "denoise") == "queued" {
+        let tokens = leaders.map(|leader| world.accept(leader));
+        world.wait(Duration::from_secs(1));
+        for (leader, token) in leaders.into_iter().zip(tokens) {
+            world.complete(leader, token);
+            world.submit_to("interactive", 1);
+            assert!(world.offer(leader).is_some(), "whoever is free has work at once");
+            started += 1;
+        }
+        assert!(started <= 18, "the batch job still waits");
+    }
+    assert!(
+        world.sched.queued(&name("denoise")) > 30,
+        "interactive jobs never stopped coming"
+    );
+}
+
 #[test]
 fn a_rank_that_cannot_be_is_refused() {
     let mut world = video();

@@ -2,6 +2,7 @@
 
 mod world;
 
+mod affinity;
 mod batches;
 mod bytes;
 mod cancel;

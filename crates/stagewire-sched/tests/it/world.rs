@@ -8,7 +8,8 @@ use stagewire_core::{
 };
 use stagewire_sched::{
     Decision, Discard, EdgeSpec, Effect, Event, Flow, Holder, IdempotencyKey, Input, JobNotice, Limits, NoticeKind,
-    Offer, PayloadInfo, Phase, Refusal, ResultInfo, Sched, Slot, StageRun, StageSpec, Topology, Urgency, WorkerInfo,
+    Offer, PayloadInfo, Phase, Place, Refusal, ResultInfo, Sched, Slot, StageRun, StageSpec, Topology, Urgency,
+    WorkerInfo,
 };
 use uuid::Uuid;
 
@@ -609,6 +610,7 @@ pub(crate) fn worker_info(incarnation: Incarnation, stage: &str, slots: u32) -> 
         max_batch: 1,
         name: format!("{stage}-1"),
         member: None,
+        place: Place::default(),
     }
 }
 

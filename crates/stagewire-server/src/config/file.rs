@@ -126,6 +126,7 @@ pub(super) struct Server {
     pub(super) max_input: Option<Spanned<ByteCount>>,
     pub(super) input_bytes: Option<Spanned<ByteCount>>,
     pub(super) input_idle: Option<Span>,
+    pub(super) affinity_step: Option<Span>,
 }
 
 // A span of 0..0 marks a value that the file does not write.

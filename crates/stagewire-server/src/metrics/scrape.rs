@@ -136,6 +136,8 @@ impl Scrape {
                 ("declined", c.offers_declined),
                 ("unanswered", c.offers_unanswered),
                 ("withdrawn", c.offers_withdrawn),
+                ("near", c.offers_near),
+                ("far", c.offers_far),
             ],
         );
         let attempts = family(

@@ -1,5 +1,6 @@
 //! `Orchestrator.Attach`: who may attach, and the life of one stream.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use stagewire_api::v1::orchestrator_server::Orchestrator;
 use stagewire_api::v1::worker_message::Message;
 use stagewire_api::{PROTOCOL, host_id, v1};
 use stagewire_core::{Classify, ErrorClass, Incarnation, PayloadId, ProcessRef, StageName, Token};
-use stagewire_sched::{Input, WorkerInfo};
+use stagewire_sched::{Input, Place, WorkerInfo};
 use stagewire_transfer::ProcessWatch;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -134,6 +135,13 @@ impl Orchestrator for Attach {
     }
 }
 
+/// Stands for a host, while the server runs.
+fn number(host: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    host.hash(&mut hasher);
+    hasher.finish()
+}
+
 fn status(error: &DriveError) -> Status {
     let message = error.to_string();
     match error.class() {
@@ -191,6 +199,11 @@ impl Inner {
             slots: hello.slots,
             max_batch: hello.max_batch.max(1),
             member: hello.member().map_err(invalid)?,
+            place: Place {
+                host: (!hello.host.is_empty()).then(|| number(&hello.host)),
+                numa: hello.numa,
+                rail: hello.rail,
+            },
             name: hello.name.chars().filter(|c| !c.is_control()).take(NAME).collect(),
         })
     }

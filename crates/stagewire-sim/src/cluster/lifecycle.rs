@@ -27,6 +27,7 @@ impl Cluster<'_> {
                 rank,
                 world: spec.world,
             }),
+            place: stagewire_sched::Place::default(),
         };
         self.tell(Input::WorkerAttached {
             worker,

@@ -57,6 +57,17 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_name = "N", requires = "group", value_parser = clap::value_parser!(u32).range(1..))]
     world: Option<u32>,
 
+    /// The NUMA node that it runs on, where you pin it to one
+    ///
+    /// What reads another worker's payload is preferably run near that one, where a worker there is free: on its NUMA
+    /// node, else its host, else its rail.
+    #[arg(long, value_name = "N")]
+    numa: Option<u32>,
+
+    /// The rail of the network that it is on, where the network has several
+    #[arg(long, value_name = "N")]
+    rail: Option<u32>,
+
     /// Name shown to people [default: STAGE-PID]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -88,6 +99,11 @@ pub(crate) fn run(args: &WorkerArgs, global: &Global) -> Result<Exit, Fault> {
     if let (Some(group), Some(rank), Some(world)) = (&args.group, args.rank, args.world) {
         let (rank, world) = (rank.to_string(), world.to_string());
         command.args(["--group", group.as_str(), "--rank", &rank, "--world", &world]);
+    }
+    for (option, value) in [("--numa", args.numa), ("--rail", args.rail)] {
+        if let Some(value) = value {
+            command.args([option, &value.to_string()]);
+        }
     }
     if let Some(name) = &args.name {
         command.args(["--name", name]);

@@ -88,6 +88,8 @@ def _run(given: Options) -> int:
         slots=given.slots,
         max_batch=given.max_batch,
         member=given.member,
+        numa=given.numa,
+        rail=given.rail,
         arena_bytes=given.arena_bytes,
         attach_within=given.attach_within,
     )

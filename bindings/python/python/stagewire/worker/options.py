@@ -31,6 +31,8 @@ class Options:
         slots: Attempts at once.
         max_batch: Attempts of one shape that run together.
         member: Group, rank and number of ranks; None for a worker on its own.
+        numa: The NUMA node that it runs on, where that is known.
+        rail: The rail of the network that it is on, where that is known.
         name: Shown to people.
         run_dir: Where the server is found.
         threads: Compute threads, for OpenMP and torch; None leaves them alone.
@@ -44,6 +46,8 @@ class Options:
     slots: int
     max_batch: int
     member: tuple[str, int, int] | None
+    numa: int | None
+    rail: int | None
     name: str
     run_dir: Path
     threads: int | None
@@ -76,6 +80,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("--group", metavar="NAME", help="the group that runs every attempt together")
     parser.add_argument("--rank", type=int, metavar="N", help="which rank of it, from 0 on")
     parser.add_argument("--world", type=_positive, metavar="N", help="number of its ranks")
+    parser.add_argument("--numa", type=_natural, metavar="N", help="the NUMA node that it runs on")
+    parser.add_argument("--rail", type=_natural, metavar="N", help="the rail of the network that it is on")
     parser.add_argument("--name", metavar="NAME", help="shown to people [default: STAGE-PID]")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where the server is found [STAGEWIRE_RUN_DIR]")
     parser.add_argument(
@@ -110,6 +116,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         slots=given.slots or int(stage.get("slots", 1)),
         max_batch=given.max_batch or int(stage.get("max-batch", 1)),
         member=member,
+        numa=given.numa,
+        rail=given.rail,
         name=given.name or f"{given.stage}-{os.getpid()}",
         run_dir=_rundir.find(given.run_dir),
         threads=threads,
@@ -153,6 +161,12 @@ def _threads_from_env() -> int | None:
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return int(text)
 
 

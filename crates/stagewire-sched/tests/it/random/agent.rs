@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use stagewire_core::{ErrorClass, Incarnation, Member, PayloadId, Token};
-use stagewire_sched::{Effect, Input, Offer, WorkerInfo};
+use stagewire_sched::{Effect, Input, Offer, Place, WorkerInfo};
 
 use crate::world::{completed, failure, payload_info, steps, worker_info};
 
@@ -70,6 +70,10 @@ impl Agent {
         WorkerInfo {
             max_batch,
             member: self.member.clone(),
+            place: Place {
+                host: Some(self.incarnation.0.as_u64_pair().1 % 3),
+                ..Place::default()
+            },
             ..worker_info(self.incarnation, &self.stage, slots)
         }
     }

@@ -34,6 +34,7 @@ pub(super) fn read(source: &Source<'_>, raw: file::Server) -> Result<ServerSetti
         max_input: max_input(source, raw.max_input.as_ref(), input_bytes)?,
         input_bytes,
         input_idle: raw.input_idle.map_or(Duration::from_hours(1), |idle| idle.0),
+        affinity_step: raw.affinity_step.map(|step| step.0),
     };
     if !settings.is_loopback() && settings.token_file.is_none() {
         let span = raw.listen.map_or(0..0, |listen| listen.span());

@@ -80,6 +80,7 @@ impl Rig {
                 slots: 1,
                 max_batch: 1,
                 member: None,
+                place: stagewire_sched::Place::default(),
             },
             running: vec![],
             holding: vec![],

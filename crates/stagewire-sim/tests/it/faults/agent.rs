@@ -106,6 +106,7 @@ impl Agent {
                 max_batch: self.max_batch,
                 name: format!("{}-worker", self.stage),
                 member: None,
+                place: stagewire_sched::Place::default(),
             },
             running: self.tasks.keys().copied().collect(),
             holding,

@@ -8,13 +8,15 @@ use stagewire_core::{
     ByteCount, Epoch, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token, TransferMode,
 };
 use stagewire_sched::{
-    EdgeSpec, Effect, Event, Flow, Input, Limits, PayloadInfo, ResultInfo, Sched, StageKind, StageSpec, Topology,
-    Urgency, WorkerInfo,
+    EdgeSpec, Effect, Event, Flow, Input, Limits, PayloadInfo, Place, ResultInfo, Sched, StageKind, StageSpec,
+    Topology, Urgency, WorkerInfo,
 };
 use uuid::Uuid;
 
 /// Workers by stage: encode, denoise, decode.
 const WORKERS: [(&str, u32); 3] = [("encode", 512), ("denoise", 2560), ("decode", 1024)];
+/// Hosts that the workers of each stage are spread over.
+const HOSTS: u32 = 512;
 /// Classes of the jobs, in this order again and again.
 const CLASSES: [&str; 4] = ["batch", "standard", "interactive", "standard"];
 /// How often an attempt reports progress.
@@ -72,6 +74,10 @@ impl Load {
                     max_batch: 1,
                     name: format!("{stage}-{number}"),
                     member: None,
+                    place: Place {
+                        host: Some(u64::from(number % HOSTS)),
+                        ..Place::default()
+                    },
                 };
                 load.input(Input::WorkerAttached {
                     worker,

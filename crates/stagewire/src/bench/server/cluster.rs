@@ -95,6 +95,8 @@ impl Cluster {
                 slots: 1,
                 max_batch: 1,
                 member: None,
+                numa: None,
+                rail: None,
                 attach_within: DEADLINE,
             };
             let grants = self.grants.clone();
