@@ -58,7 +58,7 @@ impl World {
             token: None,
             owner: Owner::Lease(Lease::Pinned),
             expires: None,
-            wait: Duration::ZERO,
+            wait: Duration::from_secs(20),
             reservation: None,
         };
         self.service.put(request).await
@@ -247,6 +247,34 @@ async fn a_put_is_undone_unless_another_has_found_it() {
         undo(right);
     }
     assert_eq!(world.keeper.live(), [payload], "the only copy was taken back");
+}
+
+/// Bytes that are pinned are copied, and those of a payload that has ended are not.
+#[tokio::test]
+async fn what_is_complete_is_copied_or_refused() {
+    let world = World::new().await;
+    let (payload, right) = (world.publication.handle().payload, Capability::from_random([7; 16]));
+    let taken = world.put_for(right, PutBytes::Complete).await.expect("there is room");
+    assert_eq!((taken.undo, &taken.handle.holder), (Some(right), world.keeper.peer()));
+    let object = world.service.store().get(payload).await.expect("it is there");
+    assert_eq!(object.part(0), Some([1; 4].as_slice()));
+    drop(object);
+    world.keeper.shared().table().undo(payload, right);
+    assert!(world.keeper.live().is_empty() && !world.service.store().has(payload));
+
+    world.producer.release(payload);
+    let refused = world
+        .put_for(right, PutBytes::Complete)
+        .await
+        .expect_err("it has ended");
+    assert_eq!(
+        (refused.class, refused.reason.as_str()),
+        (ErrorClass::NotFound, "payload.gone")
+    );
+    assert!(world.keeper.live().is_empty() && !world.service.store().has(payload));
+    world.publication.unread().await;
+    let stats = world.producer.stats().host;
+    assert_eq!((stats.regions, stats.pins_held), (0, 0), "the store holds its memory");
 }
 
 /// Whenever its future is dropped: a put that comes again is not taken back with the one before.
