@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
 import tempfile
@@ -288,6 +289,22 @@ def test_a_full_store_is_told_by_the_handle(conn: DiffusionConnector, master: Ma
         assert str(160 * MIB) in full.message
         with pytest.raises(errors.Exhausted):
             handle.to_bytes()
+
+
+def test_a_full_store_uses_up_no_descriptors(conn: DiffusionConnector, master: Master) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with connector(master) as other:
+        assert other._store is not None
+        other._store._deadline = 1.0
+        large = torch.zeros(160 * MIB, dtype=torch.uint8)
+        # Room for what the client of the store needs, and by far not for one more for each payload.
+        used = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 64, limits[1]))
+        try:
+            handles = [other.publish(StagePayload(request_id=f"r {i}", tensor=large)) for i in range(200)]
+            assert {type(handle.exception(20)) for handle in handles} == {errors.Exhausted}
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_wrong_configurations_are_told_at_once(conn: DiffusionConnector, master: Master) -> None:

@@ -17,19 +17,25 @@ if TYPE_CHECKING:
 
 
 class Flag:
-    """Something that is over at some time, as `_native.Pending` is."""
+    """Something that is over at some time, as `_native.Pending` is. Its descriptor is made for who asks for it."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
-        self._ready = os.eventfd(0)
+        self._ready: int | None = None
+        self._telling = threading.Lock()
 
     def set(self) -> None:
         """From now on it is over."""
-        self._over.set()
-        os.eventfd_write(self._ready, 1)
+        with self._telling:
+            self._over.set()
+            if self._ready is not None:
+                os.eventfd_write(self._ready, 1)
 
     def fileno(self) -> int:
-        return self._ready
+        with self._telling:
+            if self._ready is None:
+                self._ready = os.eventfd(1 if self._over.is_set() else 0)
+            return self._ready
 
     def done(self) -> bool:
         return self._over.is_set()
@@ -45,7 +51,8 @@ class Flag:
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
-            os.close(self._ready)
+            if self._ready is not None:
+                os.close(self._ready)
 
 
 class Work(Flag):
