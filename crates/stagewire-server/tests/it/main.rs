@@ -11,6 +11,7 @@ mod jobs;
 mod leave;
 mod openapi;
 mod operate;
+mod preempt;
 mod protocol;
 mod site;
 mod stages;

@@ -168,6 +168,16 @@ async fn encode(task: &Task) -> Result<(), Failure> {
     complete(task, tensor(PayloadKind::Embedding, "embeds", &shape, bytes)).await
 }
 
+/// Steps that are done already.
+async fn resumed(task: &Task) -> Result<u64, Failure> {
+    if task.resume().is_none() {
+        return Ok(0);
+    }
+    let mut state = task.consume_checkpoint(ConsumeOptions::default()).map_err(failure)?;
+    let fetched = state.fetch_all().await.map_err(failure)?;
+    Ok(fetched.tensors[0].to_vec()[0].into())
+}
+
 async fn denoise(task: &Task) -> Result<(), Failure> {
     let (prompt, steps) = params(task);
     let mut input = task.consume(None, ConsumeOptions::default()).map_err(failure)?;
@@ -177,13 +187,24 @@ async fn denoise(task: &Task) -> Result<(), Failure> {
     if prompt == "hold" {
         return Err(task.stop().stopped().await);
     }
-    for done in 1..=steps {
-        let progress = Progress {
-            done,
-            total: steps,
-            unit: "step".to_owned(),
-        };
-        task.progress(progress).map_err(failure)?;
+    let progress = |done| Progress {
+        done,
+        total: steps,
+        unit: "step".to_owned(),
+    };
+    let begun = resumed(task).await?;
+    if prompt == "yield" && begun == 0 {
+        // Stands still after its first step until it is asked.
+        task.progress(progress(1)).map_err(failure)?;
+        tokio::select! {
+            _ = task.asked_to_yield().stopped() => {}
+            failure = task.stop().stopped() => return Err(failure),
+        }
+        let state = tensor(PayloadKind::Checkpoint, "done", &[1], vec![1]);
+        return task.yield_with(Some(state), progress(1)).await.map_err(failure);
+    }
+    for done in begun + 1..=steps {
+        task.progress(progress(done)).map_err(failure)?;
         tokio::task::yield_now().await;
     }
     complete(
