@@ -1,8 +1,8 @@
 //! Directories that one store at a time has.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 
@@ -12,6 +12,17 @@ use crate::OpenError;
 #[derive(Debug)]
 pub struct StoreLock {
     _locked: File,
+    /// A file that goes when the lock does: nothing stays behind in a run directory.
+    leaves: Option<PathBuf>,
+}
+
+impl Drop for StoreLock {
+    fn drop(&mut self) {
+        if let Some(path) = &self.leaves {
+            // While it is locked: who locks it after that finds that it is not there any more, and makes another.
+            let _ = fs::remove_file(path);
+        }
+    }
 }
 
 /// Why there is none.
@@ -27,13 +38,16 @@ impl StoreLock {
     /// # Errors
     /// [`OpenError::Served`], which names the process that has it; [`OpenError::Dir`].
     pub fn of_run_dir(dir: &Path) -> Result<Self, OpenError> {
-        Self::take(&dir.join("store.addr.lock")).map_err(|taken| match taken {
+        let path = dir.join("store.addr.lock");
+        let mut lock = Self::take(&path).map_err(|taken| match taken {
             Taken::By(pid) => OpenError::Served {
                 dir: dir.to_owned(),
                 pid,
             },
             Taken::Unknown(source) => unlockable(dir, source),
-        })
+        })?;
+        lock.leaves = Some(path);
+        Ok(lock)
     }
 
     /// The right to a data directory.
@@ -48,7 +62,7 @@ impl StoreLock {
     }
 
     fn take(path: &Path) -> Result<Self, Taken> {
-        use std::os::unix::fs::OpenOptionsExt;
+        use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
         let no_follow = i32::try_from(OFlags::NOFOLLOW.bits()).expect("a flag of open(2)");
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
@@ -62,11 +76,19 @@ impl StoreLock {
             }
             locked => locked.map_err(|error| Taken::Unknown(error.into()))?,
         }
+        let locked = file.metadata().map_err(Taken::Unknown)?.ino();
+        if !fs::symlink_metadata(path).is_ok_and(|there| there.ino() == locked) {
+            // Whoever had it has left between the two, and the file with it.
+            return Self::take(path);
+        }
         // For the message of who comes second.
         let named = file.set_len(0);
         let named = named.and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
         named.map_err(Taken::Unknown)?;
-        Ok(Self { _locked: file })
+        Ok(Self {
+            _locked: file,
+            leaves: None,
+        })
     }
 }
 
