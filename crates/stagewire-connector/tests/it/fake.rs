@@ -220,7 +220,11 @@ impl Attached {
     }
 
     pub(crate) async fn ask_to_yield(&self, token: Token) {
-        let failure = Failure::new(ErrorClass::Unavailable, "attempt.preempted", "somebody more urgent waits");
+        let failure = Failure::new(
+            ErrorClass::Unavailable,
+            "attempt.preempted",
+            "somebody more urgent waits",
+        );
         let asked = v1::Yield {
             token: Some(token.into()),
             failure: Some(failure.into()),
