@@ -39,8 +39,11 @@ const MAKERS: [(&str, &str); 9] = [
     ("", "StageFailure"),
 ];
 
-/// What looks like a key and is none: names of files, modules, fields of messages, timers.
-const OTHER: [&str; 50] = [
+/// No key ends in one of these: they are the endings of file names.
+const ENDINGS: [&str; 7] = ["css", "html", "json", "log", "py", "so", "toml"];
+
+/// What looks like a key and is none: names of other files, modules, fields of messages, timers.
+const OTHER: [&str; 41] = [
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -57,8 +60,6 @@ const OTHER: [&str; 50] = [
     "keeper.lock",
     "keeper.secret",
     "keeper.sock",
-    "libnixl.so",
-    "libnixl_capi.so",
     "member.group",
     "memory.current",
     "memory.limit_in_bytes",
@@ -68,23 +69,16 @@ const OTHER: [&str; 50] = [
     "mooncake.store",
     "offer.answer",
     "offer.token",
-    "openapi.json",
-    "page.css",
-    "peers.py",
     "refused.failure",
     "refused.token",
-    "server.json",
     "server.lock",
     "stage.retry",
     "stagewire.errors",
-    "stagewire.toml",
     "stagewire.worker",
     "store.addr",
     "store.id",
     "store.lock",
-    "timeline.html",
     "token.job",
-    "work.py",
     "worker.away",
     "worker.drain",
     "worker.resume",
@@ -207,7 +201,7 @@ fn is_key(literal: &str) -> bool {
     let words = |text: &str| text.split('_').all(is_word);
     literal
         .split_once('.')
-        .is_some_and(|(first, rest)| words(first) && words(rest))
+        .is_some_and(|(first, rest)| words(first) && words(rest) && !ENDINGS.contains(&rest))
 }
 
 fn is_word(text: &str) -> bool {
