@@ -40,10 +40,11 @@ const MAKERS: [(&str, &str); 9] = [
 ];
 
 /// No key ends in one of these: they are the endings of file names.
-const ENDINGS: [&str; 7] = ["css", "html", "json", "log", "py", "so", "toml"];
+const ENDINGS: [&str; 6] = ["css", "html", "json", "log", "py", "so"];
 
 /// What looks like a key and is none: names of other files, modules, fields of messages, timers.
-const OTHER: [&str; 41] = [
+const OTHER: [&str; 45] = [
+    "apart.toml",
     "attempt.renewal",
     "attempt.stop",
     "cancel.failure",
@@ -69,15 +70,18 @@ const OTHER: [&str; 41] = [
     "mooncake.store",
     "offer.answer",
     "offer.token",
+    "params.toml",
     "refused.failure",
     "refused.token",
     "server.lock",
     "stage.retry",
     "stagewire.errors",
+    "stagewire.toml",
     "stagewire.worker",
     "store.addr",
     "store.id",
     "store.lock",
+    "together.toml",
     "token.job",
     "worker.away",
     "worker.drain",
