@@ -15,6 +15,7 @@ use stagewire_store::{
     Departure, Departures, Draft, HostStore, NewObject, Object, Reservation, Retention, Store, StoreError,
 };
 use stagewire_transfer::{Target, empty_region};
+use tokio::time::Instant;
 
 use crate::connector::Shared;
 use crate::live::{Brought, Gone, Keep, Live};
@@ -26,6 +27,11 @@ use label::Label;
 
 /// What making a cached payload again is taken to cost: only those of the same store are compared.
 const CACHED_COST: Duration = Duration::from_secs(1);
+
+/// How long the end of a put that was given up is waited for, where another of the same payload has come.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(1);
+/// Pause before another look whether it has ended.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Takes payloads that other processes put, and holds them until they are released or consumed. When its connector closes
 /// it serves nothing any more; what becomes of the payloads then is up to the store.
@@ -90,20 +96,30 @@ impl StoreService {
         let Some(shared) = self.shared.upgrade() else {
             return Err(closed());
         };
-        let mut object = NewObject::new(handle.payload, handle.manifest.tensors().map(|tensor| tensor.nbytes()));
-        object.token = token;
-        object.wait = wait;
-        object.reservation = reservation;
-        object.retention = retention(owner);
-        object.label = Label::new(&handle, capability, owner, owner.life(expires)).encode();
-        let draft = match self.store.create(object).await {
-            Ok(draft) => draft,
-            // The answer to an earlier put was lost.
-            Err(StoreError::Exists { sealed: true, .. }) => {
-                let complete = bytes != PutBytes::Consumed;
-                return existing(&shared, &handle, capability, complete).await;
+        let begin = Instant::now();
+        let mut reservation = reservation;
+        let draft = loop {
+            let mut object = NewObject::new(handle.payload, handle.manifest.tensors().map(|tensor| tensor.nbytes()));
+            object.token = token;
+            object.wait = wait.saturating_sub(begin.elapsed());
+            object.reservation = reservation.take();
+            object.retention = retention(owner);
+            object.label = Label::new(&handle, capability, owner, owner.life(expires)).encode();
+            match self.store.create(object).await {
+                Ok(draft) => break draft,
+                // Another put of it is under way, or is being undone: one that was given up ends in a moment.
+                Err(StoreError::Exists { .. })
+                    if shared.table().get(handle.payload).is_none() && begin.elapsed() < wait.min(GIVEN_UP_WITHIN) =>
+                {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                // The answer to an earlier put was lost.
+                Err(StoreError::Exists { sealed: true, .. }) => {
+                    let complete = bytes != PutBytes::Consumed;
+                    return existing(&shared, &handle, capability, complete).await;
+                }
+                Err(error) => return Err(error.to_failure()),
             }
-            Err(error) => return Err(error.to_failure()),
         };
 
         let arriving = Arriving {
