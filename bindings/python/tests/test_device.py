@@ -133,7 +133,7 @@ def test_nothing_is_visible_before_its_event(run_dir: Path, pretended: type[Cuda
         source = torch.zeros(2, 6, 3)
         payload = StagePayload(request_id="r", tensors={"x": on_device(source), "n": None}, chunk_dim=1, num_chunks=3)
         with conn.open(payload) as stream:
-            chunks = conn.consume(stream.handle, framework="torch", deadline=20)
+            chunks: Any = conn.consume(stream.handle, framework="torch", deadline=20)
             for index in range(3):
                 source[:, 2 * index : 2 * index + 2] = index + 1
                 stream.ready(index)
@@ -175,7 +175,7 @@ def test_a_chunk_that_is_shown_twice_shows_no_other(run_dir: Path, pretended: ty
                 stream.ready(2)
             for event in pretended.events:
                 event.reached.set()
-            chunks = conn.consume(stream.handle, framework="torch", deadline=20)
+            chunks: Any = conn.consume(stream.handle, framework="torch", deadline=20)
             assert next(chunks).tolist() == [0, 1]
             stream.ready(1)
             for event in pretended.events:
@@ -252,7 +252,7 @@ def test_a_chunk_that_two_threads_show_is_copied_once(run_dir: Path, pretended: 
         for index in (1, 2):
             for event in pretended.events:
                 event.reached.set()
-            chunks = conn.consume(stream.handle, framework="torch", deadline=20)
+            chunks: Any = conn.consume(stream.handle, framework="torch", deadline=20)
             assert next(chunks).tolist() == [1]
             chunks.close()
             stream.ready(index)
