@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, JobId, Member, PayloadId, StageName, Timestamp, Token};
-use stagewire_sched::{Discard, DrainScope, Effect, Event, Holder, Input, Limits, StageKind, Topology, Urgency};
+use stagewire_sched::{Discard, DrainScope, Effect, Event, Holder, Input, Limits, Sched, StageKind, Topology, Urgency};
 
 use super::agent::{Agent, Link};
 use crate::world::{World, name};
@@ -340,6 +340,16 @@ impl Model {
         }
         self.work();
         assert_eq!(self.world.sched.live_payloads(), 0);
+        // Of a worker that died unnoticed, what was lost with its grant is given back once it must have stopped.
+        let stopped = self.world.now + 2 * Limits::default().stop;
+        let owed = |sched: &Sched| {
+            sched
+                .byte_credit()
+                .is_some_and(|credit| credit.free != credit.advertised)
+        };
+        while owed(&self.world.sched) && self.world.now < stopped {
+            self.work();
+        }
         if let Some(credit) = self.world.sched.byte_credit() {
             assert_eq!(
                 credit.free, credit.advertised,
