@@ -133,6 +133,15 @@ class Gate:
         path = self.folder / f"at-{point}"
         return int(eventually(f"a stage reaches {point}", lambda: path.exists() and path.read_text()))
 
+    def asked(self, point: str) -> None:
+        """Waits until the stage that waits at the point was asked to yield."""
+        eventually(f"it is asked to yield at {point}", (self.folder / f"asked-at-{point}").exists)
+
+    def log(self, stage: str) -> list[tuple[str, int]]:
+        """Every point that a stage has reached, and the pid, in order."""
+        lines = (line.split() for line in (self.folder / "reached").read_text().splitlines())
+        return [(point, int(pid)) for point, pid in lines if point.startswith(stage)]
+
 
 def toml(module: Path, stages: list[dict[str, Any]], edges: list[dict[str, Any]], params: dict[str, dict]) -> str:
     """A pipeline file."""
@@ -157,14 +166,22 @@ PARAMS = {
 }
 
 
-def toy(mode: str = "p2p", handover: str = "stream", decoders: int = 1, slots: int = 1) -> str:
+def toy(
+    mode: str = "p2p",
+    handover: str = "stream",
+    decoders: int = 1,
+    slots: int = 1,
+    denoisers: int = 1,
+    checkpoint: bool = False,
+) -> str:
     """The toy pipeline of `pipelines/toy.py`."""
     stream = {"chunks": 3, "chunk-dim": 2} if handover == "stream" else {}
     return toml(
         ROOT / "tests" / "pipelines" / "toy.py",
         stages=[
             {"name": "encode", "kind": "work-queue", "slots": slots},
-            {"name": "denoise", "kind": "admission", "slots": slots},
+            {"name": "denoise", "kind": "admission", "workers": denoisers, "slots": slots}
+            | ({"checkpoint": True} if checkpoint else {}),
             {"name": "decode", "kind": "work-queue", "workers": decoders, "slots": slots},
         ],
         edges=[

@@ -90,3 +90,19 @@ def test_a_killed_worker_does_not_change_the_bits(deploy, dtype, colocated, vict
     eventually("another worker is there", lambda: [w for w in deployment.workers(victim) if w["pid"] != before["pid"]])
     assert deployment.stop() == 130
     assert deployment.left() == []
+
+
+def test_a_job_that_moves_to_another_process_between_two_steps_keeps_its_bits(deploy):
+    text = wan("p2p", "whole").replace('kind = "admission"', 'kind = "admission"\nworkers = 2')
+    deployment: Deployment = deploy(text).start()
+    long = {**SMALL, "steps": 60}
+    undisturbed = frames(deployment.client.submit(prompt=PROMPT, **long))
+    job = deployment.client.submit(prompt=PROMPT, **long)
+    events = (event for event in job.events(timeout=DEADLINE) if event.stage == "denoise")
+    worker = next(event.data["worker"] for event in events if event.type == "running")
+    next(event for event in events if event.type == "progress")
+    deployment.client.drain(worker)
+    assert same(frames(job), undisturbed)
+    ran = [event.data["worker"] for event in job.events() if (event.stage, event.type) == ("denoise", "running")]
+    assert len(ran) == 2, ran
+    assert ran[0] == worker != ran[1]

@@ -1,7 +1,8 @@
 """Three stages that compute fast and the same everywhere, and stop where a test tells them to.
 
 A job names a folder in its parameter `gate`. Each stage announces the points it reaches there, and waits at a point for
-as long as `hold-POINT` exists in the folder: so a test can kill a process at an exact place, without sleeping.
+as long as `hold-POINT` exists in the folder: so a test can kill a process at an exact place, without sleeping. A stage
+that is asked to yield while it waits announces that, too.
 """
 
 import contextlib
@@ -25,11 +26,16 @@ def encode(ctx):
 @stagewire.stage("denoise")
 def denoise(ctx):
     text = ctx.input.fetch()["embeds"]
-    latents = noise(ctx.params["seed"], ctx.params["frames"])
-    for step in range(ctx.params["steps"]):
+    steps = ctx.params["steps"]
+    if ctx.resume is None:
+        start, latents = 0, noise(ctx.params["seed"], ctx.params["frames"])
+    else:
+        start, latents = ctx.resume.done, ctx.resume.tensors["latents"]
+    for step in range(start, steps):
         reach(ctx, f"denoise-{step}")
         latents = denoised(latents, text)
-        ctx.progress(step + 1, ctx.params["steps"])
+        # Where the stage takes checkpoints, one after each step, unless one is under way.
+        ctx.boundary(lambda made=latents: {"latents": made}, done=step + 1, total=steps, every=0)
     return stagewire.Payload({"latents": latents}, kind="latent")
 
 
@@ -78,8 +84,12 @@ def reach(ctx: stagewire.Context, point: str) -> None:
     gate = Path(ctx.params["gate"])
     with contextlib.suppress(FileNotFoundError):
         (gate / f"at-{point}").write_text(str(os.getpid()))
+        with (gate / "reached").open("a") as log:
+            log.write(f"{point} {os.getpid()}\n")
     pause = threading.Event()
     while (gate / f"hold-{point}").exists():
         if ctx.cancelled:
             raise stagewire.Cancelled("the test's job was cancelled")
+        if ctx.yield_requested:
+            (gate / f"asked-at-{point}").touch()
         pause.wait(0.005)
