@@ -9,7 +9,7 @@ use stagewire_sched::{Effect, Input, Offer, WorkerInfo};
 /// What an agent hears on its stream.
 #[derive(Debug, Clone)]
 pub(super) enum Word {
-    Effect(Effect),
+    Effect(Box<Effect>),
     /// It is attached.
     Welcome,
     /// The stream is broken, or never came up.

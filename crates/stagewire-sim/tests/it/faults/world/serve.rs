@@ -219,7 +219,7 @@ impl World {
         };
         if let Some(session) = self.server.sessions.get(&worker).copied() {
             let slow = self.agents.get(&worker).map_or(Duration::ZERO, |agent| agent.slow);
-            self.post(slow, Happening::Hear(worker, session, Word::Effect(effect)));
+            self.post(slow, Happening::Hear(worker, session, Word::Effect(Box::new(effect))));
         }
     }
 

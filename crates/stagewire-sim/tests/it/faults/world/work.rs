@@ -107,7 +107,7 @@ impl World {
                     self.say(incarnation, input);
                 }
             }
-            Word::Effect(effect) => self.hear_effect(incarnation, effect),
+            Word::Effect(effect) => self.hear_effect(incarnation, *effect),
         }
     }
 
