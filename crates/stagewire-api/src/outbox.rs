@@ -22,6 +22,11 @@ struct Attempt {
 }
 
 impl Outbox {
+    /// Whether nothing that was said waits for an answer.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.attempts.values().all(|attempt| attempt.said.is_empty())
+    }
+
     /// The attempt was granted.
     pub(crate) fn begin(&mut self, token: Token) {
         self.attempts.entry(token).or_default();

@@ -227,6 +227,11 @@ impl WorkerSession {
         self.lock().holding.remove(&payload);
     }
 
+    /// Whether the server has answered all that was said of attempts.
+    pub fn is_answered(&self) -> bool {
+        self.lock().outbox.is_answered()
+    }
+
     fn hold(&self, payload: &v1::Payload) {
         if !payload.stored
             && let Ok(id) = payload.payload_id()

@@ -186,9 +186,13 @@ impl Driver {
     }
 
     fn accepted(&self, token: Token) {
-        if let Some(state) = self.running(token) {
-            self.inner.free(token);
-            self.inner.answer(&state, Answer::Accepted);
+        match self.running(token) {
+            Some(state) => {
+                self.inner.free(token);
+                self.inner.answer(&state, Answer::Accepted);
+            }
+            // It has left its slot; who waits to leave may go.
+            None => self.inner.note_freed(),
         }
     }
 

@@ -14,6 +14,8 @@ use crate::PutError;
 const ROOM: Duration = Duration::from_secs(10);
 /// Pause before the store is asked again for what it has not taken.
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long the server may take to answer what was said last.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What is known of the way out.
 #[derive(Debug, Default)]
@@ -64,6 +66,8 @@ impl Worker {
                 "left with payloads that may be needed; they must be produced again"
             );
         }
+        // An attempt that has yielded would count as lost if this process ended before that was heard.
+        _ = tokio::time::timeout(LAST_WORDS, inner.answered()).await;
         self.close().await;
     }
 }
@@ -111,6 +115,19 @@ impl Inner {
                 _ = freed.changed() => {}
                 () = tokio::time::sleep(PAUSE), if !all_told => {}
             }
+        }
+    }
+
+    /// Returns once the server has answered how attempts have ended, or there is none.
+    async fn answered(&self) {
+        let mut freed = self.freed.subscribe();
+        let waits = || {
+            let session = lock(&self.session);
+            session.as_ref().is_some_and(|session| !session.is_answered())
+        };
+        while waits() && !self.alone.load(Ordering::Acquire) {
+            // The sender is in `self`.
+            _ = freed.changed().await;
         }
     }
 
