@@ -107,16 +107,20 @@ impl StoreService {
             object.label = Label::new(&handle, capability, owner, owner.life(expires)).encode();
             match self.store.create(object).await {
                 Ok(draft) => break draft,
-                // Another put of it is under way, or is being undone: one that was given up ends in a moment.
-                Err(StoreError::Exists { .. })
-                    if shared.table().get(handle.payload).is_none() && begin.elapsed() < wait.min(GIVEN_UP_WITHIN) =>
-                {
-                    tokio::time::sleep(PAUSE).await;
-                }
-                // The answer to an earlier put was lost.
-                Err(StoreError::Exists { sealed: true, .. }) => {
+                Err(error @ StoreError::Exists { sealed, .. }) => {
+                    let known = shared.table().get(handle.payload);
+                    // Another put of it is under way, or is being undone: one that was given up ends in a moment.
+                    if known.is_none() && begin.elapsed() < wait.min(GIVEN_UP_WITHIN) {
+                        tokio::time::sleep(PAUSE).await;
+                        continue;
+                    }
+                    if !sealed {
+                        return Err(error.to_failure());
+                    }
+                    // The answer to an earlier put was lost.
+                    let live = known.ok_or_else(|| conflict(handle.payload))?;
                     let complete = bytes != PutBytes::Consumed;
-                    return existing(&shared, &handle, capability, complete).await;
+                    return existing(&shared, &live, &handle, capability, complete).await;
                 }
                 Err(error) => return Err(error.to_failure()),
             }
@@ -299,11 +303,13 @@ fn here(shared: &Shared, handle: Handle, capability: Capability, object: &dyn Ob
 
 /// The handle of a payload that is here already, for who may read it. `complete` says that the put may be undone, if those
 /// before it could be. One of a payload that is to be consumed settles it: its producer relies on the answer.
-async fn existing(shared: &Shared, handle: &Handle, capability: Capability, complete: bool) -> Result<Taken, Failure> {
-    let live = shared
-        .table()
-        .get(handle.payload)
-        .ok_or_else(|| conflict(handle.payload))?;
+async fn existing(
+    shared: &Shared,
+    live: &Arc<Live>,
+    handle: &Handle,
+    capability: Capability,
+    complete: bool,
+) -> Result<Taken, Failure> {
     let mut found = Handle::clone(live.handle());
     if found.mode != TransferMode::Store || found.manifest != handle.manifest || found.capability != capability {
         return Err(conflict(handle.payload));
@@ -313,7 +319,7 @@ async fn existing(shared: &Shared, handle: &Handle, capability: Capability, comp
     }
     let right = handle.capability;
     let undo = live.found_by(complete.then_some(right)).then_some(right);
-    if !shared.table().has(&live) {
+    if !shared.table().has(live) {
         // It ended meanwhile, perhaps because a put before this one was undone.
         let message = format!("payload {} was taken back just now; put it again", handle.payload);
         return Err(Failure::new(ErrorClass::Unavailable, "store.lost", message));
