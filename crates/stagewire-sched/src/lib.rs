@@ -89,6 +89,7 @@ mod index;
 mod input;
 mod job;
 mod limits;
+mod near;
 mod place;
 mod queue;
 mod ranked;

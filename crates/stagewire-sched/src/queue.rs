@@ -1,9 +1,10 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, JobId, Timestamp};
 
 use crate::job::Job;
+use crate::near::Near;
 use crate::ranked::Ranked;
 use crate::tally::Pool;
 use crate::topology::{ClassIndex, StageIndex, StageKind, Topology};
@@ -56,7 +57,7 @@ pub(crate) struct Queue {
     /// Workers that take offers and have a free slot, by the number of slots they use: the least busy first.
     pub(crate) free: BTreeSet<(u32, Incarnation)>,
     /// The same by place, at a work queue with inputs: there it counts.
-    pub(crate) near: Option<BTreeMap<Place, BTreeSet<(u32, Incarnation)>>>,
+    pub(crate) near: Option<Near>,
     /// Jobs whose payload of this stage is held or being made.
     pub(crate) held: u32,
     /// Since when each that waits does.
@@ -78,7 +79,7 @@ impl Queue {
         Self {
             ready: vec![Ranked::default(); topology.classes().len()],
             free: BTreeSet::new(),
-            near: reads.then(BTreeMap::new),
+            near: reads.then(Near::default),
             held: 0,
             since: BTreeSet::new(),
             tally: StageTally::default(),
@@ -101,20 +102,15 @@ impl Queue {
     pub(crate) fn set_free(&mut self, place: Place, used: u32, worker: Incarnation) {
         self.free.insert((used, worker));
         if let Some(near) = &mut self.near {
-            near.entry(place).or_default().insert((used, worker));
+            near.insert(place, used, worker);
         }
     }
 
     /// The worker has none any more.
     pub(crate) fn clear_free(&mut self, place: Place, used: u32, worker: Incarnation) {
         self.free.remove(&(used, worker));
-        if let Some(near) = &mut self.near
-            && let Some(there) = near.get_mut(&place)
-        {
-            there.remove(&(used, worker));
-            if there.is_empty() {
-                near.remove(&place);
-            }
+        if let Some(near) = &mut self.near {
+            near.remove(place, used, worker);
         }
     }
 
