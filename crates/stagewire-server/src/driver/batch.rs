@@ -81,8 +81,8 @@ impl Batch {
                     let held = sched.held_by(*worker).filter(|(token, _)| !sched.is_running(*token));
                     self.out.extend(held.map(|(token, _)| Out::Grant(token)));
                 }
-                Event::PayloadLost { job, stage, .. } | Event::PayloadReleased { job, stage, .. } => {
-                    let left = left_behind(sched, *job, stage);
+                Event::PayloadLost { job, stage, payload } | Event::PayloadReleased { job, stage, payload } => {
+                    let left = left_behind(sched, *job, stage, *payload);
                     self.out.extend(left.map(|token| Out::Discard(token, None)));
                 }
                 Event::AttemptFailed { token, .. }
@@ -265,13 +265,20 @@ fn runs_on_leaving(sched: &Sched, token: Token) -> bool {
     workers.any(|worker| sched.worker(worker).is_some_and(Worker::is_draining))
 }
 
-/// The attempt whose output a worker holds that leaves or is gone: it may have put that into the store and not said so.
-fn left_behind(sched: &Sched, job: JobId, stage: &StageName) -> Option<Token> {
-    let Output::Live { payload, token, worker } = sched.job(job)?.stage(stage)?.output() else {
+/// The attempt whose output this is, where a worker holds it that leaves or is gone: it may have put that into the store and
+/// not said so.
+fn left_behind(sched: &Sched, job: JobId, stage: &StageName, payload: PayloadId) -> Option<Token> {
+    let Output::Live {
+        payload: output,
+        token,
+        worker,
+    } = sched.job(job)?.stage(stage)?.output()
+    else {
         return None;
     };
     let leaves = |worker: &Worker| worker.is_draining() || worker.link() != LinkState::Attached;
-    (!payload.stored && sched.worker(*worker).is_none_or(leaves)).then_some(*token)
+    let held = output.id == payload && !output.stored;
+    (held && sched.worker(*worker).is_none_or(leaves)).then_some(*token)
 }
 
 /// The checkpoint that the attempt has made and that outlives it.

@@ -100,6 +100,23 @@ impl Rig {
         })
     }
 
+    /// The attempt has put a checkpoint into the store.
+    fn checkpoint(&mut self, worker: Incarnation, token: Token, id: u128) {
+        let payload = PayloadInfo {
+            id: PayloadId(Uuid::from_u128(id)),
+            nbytes: ByteCount(1),
+            chunks: 1,
+            stored: true,
+            handle: vec![].into(),
+        };
+        self.does(Input::Checkpointed {
+            worker,
+            token,
+            payload,
+            progress: stagewire_core::Progress::default(),
+        });
+    }
+
     fn drain(&mut self, worker: Incarnation) {
         let scope = DrainScope::Worker(worker);
         self.does(Input::Drain { scope, within: None });
@@ -114,6 +131,15 @@ impl Rig {
             handle: vec![].into(),
         };
         self.does(Input::Published { worker, token, payload });
+    }
+}
+
+/// A stage with checkpoints.
+fn denoise() -> StageSpec {
+    StageSpec {
+        kind: StageKind::Admission,
+        checkpoint: true,
+        ..StageSpec::new(name("denoise"))
     }
 }
 
@@ -184,26 +210,9 @@ fn a_redrive_discards_the_results_of_the_life_before() {
 /// What it had put into the store besides, it had not said yet.
 #[test]
 fn all_that_an_attempt_has_put_is_discarded_with_it_but_for_its_checkpoint() {
-    let denoise = StageSpec {
-        kind: StageKind::Admission,
-        checkpoint: true,
-        ..StageSpec::new(name("denoise"))
-    };
-    let mut rig = Rig::of(vec![denoise], vec![]);
-    let checkpoint = |worker, token, id| Input::Checkpointed {
-        worker,
-        token,
-        payload: PayloadInfo {
-            id: PayloadId(Uuid::from_u128(id)),
-            nbytes: ByteCount(1),
-            chunks: 1,
-            stored: true,
-            handle: vec![].into(),
-        },
-        progress: stagewire_core::Progress::default(),
-    };
+    let mut rig = Rig::of(vec![denoise()], vec![]);
     let (worker, token) = rig.run("denoise");
-    rig.does(checkpoint(worker, token, 7));
+    rig.checkpoint(worker, token, 7);
     let out = rig.does(Input::WorkerLost { worker });
     let kept = Some(PayloadId(Uuid::from_u128(7)));
     let keeps = |out: &Out| matches!(out, Out::Discard(other, payload) if (*other, *payload) == (token, kept));
@@ -213,4 +222,20 @@ fn all_that_an_attempt_has_put_is_discarded_with_it_but_for_its_checkpoint() {
     let out = rig.does(Input::WorkerLost { worker });
     let all = |out: &Out| matches!(out, Out::Discard(other, None) if *other == second);
     assert!(out.iter().any(all), "{out:?}");
+}
+
+/// The checkpoint of a stage that is done is released, and the output of the same attempt has yet to go to the store.
+#[test]
+fn what_a_worker_that_leaves_has_made_outlives_its_checkpoint() {
+    let stages = vec![denoise(), StageSpec::new(name("decode"))];
+    let mut rig = Rig::of(stages, vec![edge("denoise", "decode")]);
+    let (worker, token) = rig.run("denoise");
+    rig.checkpoint(worker, token, 8);
+    rig.drain(worker);
+    rig.publish(worker, token, false);
+    let out = rig.complete(worker, token, None);
+    let releases = |out: &Out| matches!(out, Out::Effect(Effect::Release { payload, .. }) if payload.0.as_u128() == 8);
+    assert!(out.iter().any(releases), "{out:?}");
+    let ends = |out: &Out| matches!(out, Out::Discard(other, _) | Out::Revoke(other) if *other == token);
+    assert!(!out.iter().any(ends), "the store may yet take the output: {out:?}");
 }
