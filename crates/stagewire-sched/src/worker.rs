@@ -166,7 +166,12 @@ impl Worker {
 
     /// Whether it may get offers, were a slot free.
     pub(crate) fn takes_offers(&self) -> bool {
-        self.is_attached() && !self.draining && self.paused_until.is_none() && self.leads()
+        self.stays() && self.paused_until.is_none() && self.leads()
+    }
+
+    /// Whether it can be reached and does not leave.
+    pub(crate) const fn stays(&self) -> bool {
+        self.is_attached() && !self.draining
     }
 
     /// Where it is.
@@ -182,7 +187,7 @@ impl Worker {
     /// Whether it can be given work, now or once what it runs has ended: it is attached and not draining, and where it is in
     /// a group, it leads it and every rank is there.
     pub fn is_ready(&self) -> bool {
-        self.is_attached() && !self.draining && (self.leads() || self.leads_what_runs())
+        self.stays() && (self.leads() || self.leads_what_runs())
     }
 
     /// Whether offers go to it: it is on its own, or leads a group with every rank there.

@@ -458,13 +458,15 @@ impl Sched {
         true
     }
 
-    /// Ends an attempt that has stopped at a step boundary. The class that it made way for starts a job in its place.
+    /// Ends an attempt that has stopped at a step boundary. The class that it made way for starts a job in its place, unless
+    /// the worker leaves: then it has another one asked.
     fn yield_attempt(&mut self, at: Timestamp, token: Token, by: Option<&Preemptor>, event: &Event) -> bool {
-        let stage = self.find(token).map(|(_, stage)| stage);
+        let found = self.find(token).map(|(job, stage)| (stage, job.workers_of(token)));
         let fits = self.end_attempt(at, token, event, false);
-        if let Some((stage, by)) = stage.zip(by).filter(|_| fits) {
+        if let Some(((stage, workers), by)) = found.zip(by).filter(|_| fits) {
+            let stays = |worker| self.workers.get(worker).is_some_and(Worker::stays);
             let waits = |job: &Job| matches!(job.run(stage).phase, Phase::Queued { .. });
-            if self.jobs.get(&by.job).is_some_and(waits) {
+            if workers.iter().all(stays) && self.jobs.get(&by.job).is_some_and(waits) {
                 self.shares[stage.get()].owe(self.topology.class_index(&by.class).get());
             }
         }

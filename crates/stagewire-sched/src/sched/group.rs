@@ -60,7 +60,7 @@ impl Sched {
         let ranks = self.groups.get(&key)?;
         let free = |rank: &Incarnation| {
             let follower = self.workers.get(rank);
-            follower.is_some_and(|follower| follower.is_attached() && !follower.draining && follower.slots.is_empty())
+            follower.is_some_and(|follower| follower.stays() && follower.slots.is_empty())
         };
         let followers: Vec<Incarnation> = ranks.range(1..).map(|(_, rank)| *rank).collect();
         let whole = ranks.get(&0) == Some(&worker.incarnation) && ranks.len() == member.world as usize;
@@ -72,7 +72,7 @@ impl Sched {
         let mut groups = self.groups.iter().filter(|((place, _), _)| *place == stage);
         groups.find_map(|((_, group), ranks)| {
             let known = || ranks.values().filter_map(|rank| self.workers.get(rank));
-            let there = known().filter(|rank| rank.is_attached() && !rank.draining).count();
+            let there = known().filter(|rank| rank.stays()).count();
             let (attached, world) = (u32::try_from(there).ok()?, known().find_map(Worker::member)?.world);
             (1..world).contains(&attached).then(|| WaitCause::Ranks {
                 group: group.clone(),

@@ -84,9 +84,8 @@ impl Sched {
         let mut last_first = self.index.queues[stage.get()].yieldable.range(of_class).rev();
         last_first.find_map(|(_, since, job)| {
             let phase = &self.jobs.get(job)?.run(stage).phase;
-            let worker = self.workers.get(&phase.worker()?)?;
-            let serves_on = Worker::is_attached(worker) && !worker.draining;
-            phase.token().filter(|_| serves_on).map(|token| (*since, token))
+            let stays = self.workers.get(&phase.worker()?).is_some_and(Worker::stays);
+            phase.token().filter(|_| stays).map(|token| (*since, token))
         })
     }
 }

@@ -311,6 +311,28 @@ fn what_a_leaving_worker_runs_goes_on_elsewhere_from_its_step() {
 }
 
 #[test]
+fn who_was_preempted_and_leaves_frees_no_worker_and_another_is_asked() {
+    let mut world = World::new(topology());
+    let [(early, older, first), (late, _, second)] = busy(&mut world, 2)[..] else {
+        panic!("two workers")
+    };
+    world.renew(early, first, 5);
+    world.renew(late, second, 5);
+    let wanted = world.submit_to("interactive", 2);
+    assert_eq!(world.asked(), [second]);
+    world.does(Input::Drain {
+        scope: DrainScope::Worker(late),
+        within: None,
+    });
+    world.take();
+    world.yield_at(late, second, 6);
+    assert_eq!(world.asked(), [first], "the freed worker is not for the job that waits");
+    world.yield_at(early, first, 6);
+    assert_eq!(world.run(early).job, wanted);
+    assert_eq!(world.accept(early).job, older, "in its turn");
+}
+
+#[test]
 fn ranks_yield_as_one_and_the_loss_of_one_ends_what_yields() {
     let mut world = World::new(topology());
     let ranks = [(); 2].map(|()| Incarnation(world.id()));
