@@ -43,11 +43,19 @@ fn yields(waiting: &Waiting) -> String {
         _ => "; it has yielded".to_owned(),
     });
     let from = waiting.resumes.as_ref().filter(|_| !runs).map(|progress| {
-        let Progress { done, total, unit } = progress;
         let but = if why.is_some() { " and" } else { "; it" };
-        format!("{but} goes on from {unit} {done} of {total}")
+        format!("{but} goes on from {}", far(progress))
     });
     [why, from].into_iter().flatten().collect()
+}
+
+/// How far it has come, of how much where that is known.
+fn far(progress: &Progress) -> String {
+    let Progress { done, total, unit } = progress;
+    match total {
+        0 => format!("{unit} {done}"),
+        _ => format!("{unit} {done} of {total}"),
+    }
 }
 
 /// One reason, with its numbers and a sentence.
@@ -178,7 +186,7 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
         WaitCause::Attempt { worker, progress, .. } => (
             "attempt",
             match progress {
-                Some(p) => format!("runs: {} {} of {}", p.unit, p.done, p.total),
+                Some(progress) => format!("runs: {}", far(progress)),
                 None => "runs".to_owned(),
             },
             json!({"worker": workers.name(*worker), "progress": progress}),
@@ -287,6 +295,19 @@ mod tests {
         assert_eq!(
             json(&preempted, &Names::default())["message"],
             "it is next; it was preempted by job 7 of class interactive and goes on from step 12 of 40"
+        );
+        let endless = Waiting {
+            resumes: Some(Progress {
+                done: 12,
+                total: 0,
+                unit: "step".to_owned(),
+            }),
+            yields: None,
+            ..preempted
+        };
+        assert_eq!(
+            json(&endless, &Names::default())["message"],
+            "it is next; it goes on from step 12"
         );
         let failure = Failure::new(ErrorClass::Exhausted, "credit.slots", "every slot is in use");
         assert_eq!(slot(0, None), "waits for a free slot: all 2 are taken; it is next");
