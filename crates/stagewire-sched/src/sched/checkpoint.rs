@@ -169,7 +169,8 @@ impl Sched {
     /// Asks what this worker runs to yield, as it is to leave, unless that was asked already.
     pub(super) fn ask_to_leave(&self, plan: &mut Plan<'_>, worker: &Worker) {
         for token in worker.tokens(|slot| slot == Slot::Running) {
-            let job = self.jobs.get(&token.job);
+            // In this plan as well: another rank of the group may leave with it.
+            let job = plan.job(token.job);
             if job.is_some_and(|job| job.running(token).is_some_and(|stage| job.yields(stage).is_none())) {
                 self.ask_one_to_leave(plan, worker.incarnation, token);
             }

@@ -332,27 +332,50 @@ fn who_was_preempted_and_leaves_frees_no_worker_and_another_is_asked() {
     assert_eq!(world.accept(early).job, older, "in its turn");
 }
 
+/// One of the two ranks of a group.
+fn attach_rank(world: &mut World, ranks: &[Incarnation; 2], rank: usize) {
+    let worker = WorkerInfo {
+        member: Some(Member {
+            group: name("g"),
+            rank: rank as u32,
+            world: 2,
+        }),
+        ..worker_info(ranks[rank], "denoise", 1)
+    };
+    world.does(Input::WorkerAttached {
+        worker,
+        running: vec![],
+        holding: vec![],
+    });
+}
+
+/// A group that is whole.
+fn group(world: &mut World) -> [Incarnation; 2] {
+    let ranks = [(); 2].map(|()| Incarnation(world.id()));
+    attach_rank(world, &ranks, 0);
+    attach_rank(world, &ranks, 1);
+    ranks
+}
+
+#[test]
+fn a_group_whose_ranks_leave_together_is_asked_once() {
+    let mut world = World::new(topology());
+    let ranks = group(&mut world);
+    let batch = world.submit_to("batch", 1);
+    let token = world.accept(ranks[0]);
+    world.take();
+    world.does(Input::Drain {
+        scope: DrainScope::Stage(name("denoise")),
+        within: None,
+    });
+    assert_eq!(world.asked(), [token]);
+    assert_eq!(world.heard(batch), ["denoise yielding"]);
+}
+
 #[test]
 fn ranks_yield_as_one_and_the_loss_of_one_ends_what_yields() {
     let mut world = World::new(topology());
-    let ranks = [(); 2].map(|()| Incarnation(world.id()));
-    let attach = |world: &mut World, rank: usize| {
-        let worker = WorkerInfo {
-            member: Some(Member {
-                group: name("g"),
-                rank: rank as u32,
-                world: 2,
-            }),
-            ..worker_info(ranks[rank], "denoise", 1)
-        };
-        world.does(Input::WorkerAttached {
-            worker,
-            running: vec![],
-            holding: vec![],
-        });
-    };
-    attach(&mut world, 0);
-    attach(&mut world, 1);
+    let ranks = group(&mut world);
     let batch = world.submit_to("batch", 1);
     let token = world.accept(ranks[0]);
     world.renew(ranks[0], token, 5);
@@ -387,7 +410,7 @@ fn ranks_yield_as_one_and_the_loss_of_one_ends_what_yields() {
     world.lose(ranks[1]);
     let late = world.yield_at(ranks[0], third, 21);
     assert!(world.releases().iter().any(|(_, payload)| *payload == late));
-    attach(&mut world, 1);
+    attach_rank(&mut world, &ranks, 1);
     assert!(world.offer(ranks[0]).is_some(), "the group is whole again");
     let run = world.stage(batch, "denoise");
     assert_eq!(
