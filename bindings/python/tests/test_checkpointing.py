@@ -218,8 +218,16 @@ def test_pipelines_that_may_keep_something_are_refused() -> None:
     assert refused.value.reason == "checkpointing.pipeline"
 
 
-def test_a_scheduler_that_keeps_what_cannot_be_saved_is_refused() -> None:
+class Sampler:
+    """As `DPMSolverSDEScheduler` keeps one."""
+
+    def __call__(self, sigma: float, sigma_next: float) -> float:
+        return sigma - sigma_next
+
+
+@pytest.mark.parametrize("kept", [object(), Sampler()], ids=["object", "what can be called"])
+def test_a_scheduler_that_keeps_what_cannot_be_saved_is_refused(kept: object) -> None:
     pipe = build("wan", "unipc")
-    pipe.scheduler.noise_sampler = object()
-    with pytest.raises(errors.Unsupported, match="keeps a object in 'noise_sampler'"):
+    pipe.scheduler.noise_sampler = kept
+    with pytest.raises(errors.Unsupported, match=f"keeps a {type(kept).__name__} in 'noise_sampler'"):
         local.run_stage(denoise("wan", torch.float32), {}, {}, model=pipe, yield_after=1)

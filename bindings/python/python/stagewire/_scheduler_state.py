@@ -47,8 +47,13 @@ def restore(scheduler: Any, tensors: Sequence[Any], saved: dict[str, Any], devic
 
 
 def _attributes(scheduler: Any) -> dict[str, Any]:
-    # Functions are what this package has put there.
-    return {name: value for name, value in vars(scheduler).items() if name != "_internal_dict" and not callable(value)}
+    # What stands in the place of a method is a hook, such as those that this package puts there. Other things that can
+    # be called have a state: the noise sampler of a solver that draws its own.
+    return {
+        name: value
+        for name, value in vars(scheduler).items()
+        if name != "_internal_dict" and not callable(getattr(type(scheduler), name, None))
+    }
 
 
 def _packed(name: str, value: Any, tensors: list[Any]) -> Any:
