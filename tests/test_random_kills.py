@@ -1,6 +1,6 @@
 """`kill -9` at random moments under load: what the server acknowledged is done once, with the right bytes.
 
-Moments are drawn, not synchronised with anything: the seed of a run is in the name of its test.
+Moments are drawn, not synchronised with anything. `STAGEWIRE_SEED` draws others than those of 1.
 """
 
 from __future__ import annotations

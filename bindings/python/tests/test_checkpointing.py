@@ -188,10 +188,13 @@ def test_a_callback_may_change_the_latents_and_nothing_else() -> None:
 
 def test_a_checkpoint_of_another_loop_is_refused() -> None:
     state = interrupted(denoise("wan", torch.float32), 2, build("wan", "unipc"))
-    for change, why in [
+    others = [torch.Generator(), torch.Generator()]
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"num_inference_steps": STEPS + 1}, "has other timesteps than this scheduler"),
+        ({"generator": others}, "has states of 2 random number generators, and this call on cpu has 3"),
         ({}, "is of a UniPCMultistepScheduler, and this scheduler is a FlowMatchEulerDiscreteScheduler"),
-    ]:
+    ]
+    for change, why in cases:
         stage = denoise("wan", torch.float32, **change)
         with pytest.raises(errors.Invalid, match=why) as refused:
             local.run_stage(stage, {}, {}, model=build("wan", "unipc" if change else "euler"), resume=state)

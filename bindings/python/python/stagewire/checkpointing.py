@@ -16,9 +16,8 @@ that leaves hand its job over, and the job of a worker that died go on from its 
 
 Everything that steps change is saved: the latents, the scheduler with the outputs that a multistep solver remembers
 (UniPC, DPM-Solver++, DEIS, Heun, ...), and the states of the random number generators: torch's own and those of the
-call. Whether that is all depends on
-the pipeline, so that only those are taken which were seen to come out the same; others get `Unsupported` rather than
-other bits. For a loop of your own there is `Context.boundary`.
+call. Whether that is all depends on the pipeline, so that only those are taken which were seen to come out the same;
+others get `Unsupported` rather than other bits. For a loop of your own there is `Context.boundary`.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def run(ctx: Context, pipe: Any, /, *, every: float | None = 30.0, **call: Any) 
         Cancelled: The attempt must stop. Let it pass.
         Yielded: It has handed over its state. Let it pass.
         Unsupported: The pipeline, its scheduler or its guider may keep something that is not saved.
-        Invalid: The checkpoint is of another pipeline or another schedule.
+        Invalid: The checkpoint is of another pipeline, another schedule or other random number generators.
     """
     if (refusal := _refusal(pipe)) is not None:
         raise refusal
@@ -142,9 +141,21 @@ class _Steps:
 
         Returns:
             The latents, on the device.
+
+        Raises:
+            Invalid: The checkpoint does not fit.
         """
+        sources, states = self._random(device), self._tensors["random"]
+        if len(sources) != len(states):
+            raise Invalid(
+                f"the checkpoint has states of {len(states)} random number generators, and this call on {device} has "
+                f"{len(sources)}: is this another kind of device, or has `generator` changed? Redrive the job to run "
+                "it from its beginning",
+                reason="checkpointing.state",
+                details={"saved": str(len(states)), "present": str(len(sources))},
+            )
         _scheduler_state.restore(self.scheduler, self._tensors["scheduler"], self._metadata["scheduler"], device)
-        for source, state in zip(self._random(device), self._tensors["random"], strict=True):
+        for source, state in zip(sources, states, strict=True):
             source.set_state(state)
         return self.latents.to(device)
 
