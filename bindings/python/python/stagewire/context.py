@@ -275,8 +275,8 @@ class Context:
         """Saves the state of the function: an attempt that comes after this one, on any worker, starts with it.
 
         The tensors are copied before this returns, and may be written to then; saving goes on meanwhile. A further call
-        waits for the one before. One that fails is logged, and changes nothing for the attempt. A stage that takes no
-        checkpoints saves nothing.
+        waits for the one before. One that fails on its way is logged, and changes nothing for the attempt. A stage that
+        takes no checkpoints saves nothing.
 
         Args:
             state: Everything that the steps change, as a bundle of tensors or, with metadata, a `Payload`; its kind is
@@ -291,6 +291,7 @@ class Context:
         Raises:
             Cancelled: The attempt must stop. Let it pass.
             Invalid: It is no bundle.
+            StagewireError: This process has no room for it, say. The attempt goes on.
         """
         if not self.takes_checkpoints:
             return None
