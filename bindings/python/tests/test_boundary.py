@@ -82,6 +82,16 @@ def test_a_boundary_saves_when_it_is_time_and_none_is_under_way() -> None:
     assert [told for told in task.told if isinstance(told, int)] == [1, 2, 3, 4, 5, 9]
 
 
+def test_where_the_total_is_not_known_no_step_is_the_last() -> None:
+    task = FakeTask()
+    ctx = context(task)
+    ctx.boundary(lambda: {"x": np.zeros(1)}, done=1, total=0, every=0)
+    assert [told[0] for told in task.told if isinstance(told, tuple)] == ["checkpoint"]
+    task.yield_requested = True
+    with pytest.raises(stagewire.Yielded, match="yielded after 2 steps"):
+        ctx.boundary(lambda: {"x": np.zeros(1)}, done=2, total=0)
+
+
 def test_a_boundary_yields_where_it_is_asked_to() -> None:
     task = FakeTask()
     task.yield_requested = True

@@ -350,7 +350,7 @@ class Context:
         Args:
             state: Makes what `checkpoint` takes; called only where it is needed.
             done: Units done.
-            total: Units in all.
+            total: Units in all; 0 where that is not known, so that every step may be followed by another.
             unit: What is counted, in the singular.
             every: Seconds between two checkpoints, which is what a worker that dies costs at most; None saves the state
                 only to yield.
@@ -360,7 +360,7 @@ class Context:
             Yielded: The attempt has ended. Let it pass.
         """
         self.progress(done, total, unit)
-        if done >= total or not self.takes_checkpoints:
+        if 0 < total <= done or not self.takes_checkpoints:
             return
         try:
             if self.yield_requested:

@@ -155,12 +155,13 @@ class Yielded(BaseException):
         checkpoint: What was handed over, a `stagewire.Payload`; None where the next attempt goes on from the last
             checkpoint, or from the beginning.
         done: Units done.
-        total: Units in all.
+        total: Units in all; 0 where that is not known.
         unit: What is counted.
     """
 
     def __init__(self, checkpoint: Payload | None, done: int, total: int, unit: str) -> None:
-        super().__init__(f"yielded after {done} of {total} {unit}s")
+        of = f" of {total}" if total else ""
+        super().__init__(f"yielded after {done}{of} {unit}s")
         self.checkpoint = checkpoint
         self.done = done
         self.total = total
