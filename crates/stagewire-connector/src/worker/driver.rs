@@ -208,12 +208,15 @@ impl Driver {
             return;
         }
         drop(attempts);
-        if let Some(state) = self.running(token)
-            && state.stop_unless_ended(&failure)
-        {
-            self.inner.tell(|session| session.stopped(token));
-            self.inner.free(token);
-            self.inner.answer(&state, Answer::Refused(failure));
+        match self.running(token) {
+            Some(state) if state.stop_unless_ended(&failure) => {
+                self.inner.tell(|session| session.stopped(token));
+                self.inner.free(token);
+                self.inner.answer(&state, Answer::Refused(failure));
+            }
+            Some(_) => {}
+            // It has left its slot; who waits to leave may go.
+            None => self.inner.note_freed(),
         }
     }
 

@@ -1,11 +1,15 @@
 //! Workers that end or leave, and servers that end before them.
 
-use std::time::Duration;
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use stagewire_connector::StoreService;
 use stagewire_store::{HostStore, TokenGate};
 
 use super::*;
+
+/// How long who leaves waits for an answer.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_ends_with_its_worker() {
@@ -201,8 +205,52 @@ async fn a_worker_that_leaves_has_the_store_take_what_it_holds() {
 async fn leaving_is_bounded_where_nobody_takes_anything() {
     let mut deployment = Deployment::new(1).await;
     let _handle = held(&mut deployment, 1).await;
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     deployment.worker.leave(Duration::from_millis(300)).await;
     assert!(begin.elapsed() >= Duration::from_millis(300));
     all_gone(deployment.worker.connector()).await;
+}
+
+/// How long a worker takes to leave whose attempt has yielded, where the server says so to that.
+async fn leaving_after_a_yield(answer: Option<FromServer>) -> Duration {
+    let mut deployment = Deployment::new(1).await;
+    let saving = v1::Offer {
+        checkpoints: true,
+        ..offer(1, vec![], whole())
+    };
+    let task = deployment.task(saving).await;
+    task.yield_with(None, Progress::default()).await.expect("it may");
+    deployment.stream.yielded(token(1)).await;
+    deployment.worker.drain();
+    assert!(next_task(&deployment.worker).await.is_none());
+    // From here on, nothing but the answer wakes who leaves.
+    let begin = Instant::now();
+    let mut leaving = pin!(deployment.worker.leave(PATIENCE));
+    assert!(futures::poll!(&mut leaving).is_pending(), "nobody has answered");
+    if let Some(answer) = answer {
+        deployment.stream.send(answer).await;
+    }
+    tokio::time::timeout(PATIENCE, leaving).await.expect("it leaves");
+    begin.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_leaves_waits_until_the_server_has_answered_a_yield() {
+    let failure = Failure::new(ErrorClass::Fenced, "token.stale", "the attempt was superseded");
+    let accepted = FromServer::Accepted(token(1).into());
+    let refused = FromServer::Refused(v1::Refused {
+        token: Some(token(1).into()),
+        failure: Some(failure.into()),
+    });
+    let unheard = leaving_after_a_yield(None).await;
+    assert!(unheard >= LAST_WORDS, "left after {unheard:?} without an answer");
+    for answer in [accepted, refused] {
+        // A busy machine may hold up one of them.
+        let mut took = Vec::new();
+        while took.len() < 5 && took.iter().all(|time| *time >= LAST_WORDS) {
+            took.push(leaving_after_a_yield(Some(answer.clone())).await);
+        }
+        let heard = took.last().is_some_and(|time| *time < LAST_WORDS);
+        assert!(heard, "the answer {answer:?} woke nobody: {took:?}");
+    }
 }
