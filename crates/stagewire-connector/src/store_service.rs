@@ -97,12 +97,11 @@ impl StoreService {
             return Err(closed());
         };
         let begin = Instant::now();
-        let mut reservation = reservation;
         let draft = loop {
             let mut object = NewObject::new(handle.payload, handle.manifest.tensors().map(|tensor| tensor.nbytes()));
             object.token = token;
             object.wait = wait.saturating_sub(begin.elapsed());
-            object.reservation = reservation.take();
+            object.reservation = reservation.clone();
             object.retention = retention(owner);
             object.label = Label::new(&handle, capability, owner, owner.life(expires)).encode();
             match self.store.create(object).await {

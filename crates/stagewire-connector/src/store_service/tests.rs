@@ -48,6 +48,16 @@ impl World {
 
     /// Has the store take it.
     async fn put_for(&self, right: Capability, bytes: PutBytes) -> Result<Taken, Failure> {
+        self.put_into(None, right, bytes).await
+    }
+
+    /// Has the store take it into room that is kept for it.
+    async fn put_into(
+        &self,
+        reservation: Option<Reservation>,
+        right: Capability,
+        bytes: PutBytes,
+    ) -> Result<Taken, Failure> {
         let first = self.publication.handle();
         let request = PutRequest {
             handle: Handle {
@@ -60,7 +70,7 @@ impl World {
             owner: Owner::Lease(Lease::Pinned),
             expires: None,
             wait: Duration::from_secs(20),
-            reservation: None,
+            reservation,
         };
         self.service.put(request).await
     }
@@ -276,6 +286,29 @@ async fn what_is_complete_is_copied_or_refused() {
     world.publication.unread().await;
     let stats = world.producer.stats().host;
     assert_eq!((stats.regions, stats.pins_held), (0, 0), "the store holds its memory");
+}
+
+/// One that comes again while the one before it is given up has the room that was kept for both.
+#[tokio::test]
+async fn a_put_that_waits_for_another_to_end_keeps_its_room() {
+    let world = World::new().await;
+    let store = world.service.store();
+    let reserve = async |nbytes| {
+        let reserved = store.reserve(ByteCount(nbytes), Duration::ZERO).await;
+        reserved.expect("there is room")
+    };
+    let kept = reserve(4096).await;
+    let _rest = reserve((1 << 20) - 4096).await;
+    let mut before = NewObject::new(world.publication.handle().payload, [ByteCount(4)]);
+    before.reservation = Some(kept.clone());
+    let before = store.create(before).await.expect("room is kept");
+
+    let right = Capability::from_random([7; 16]);
+    let mut putting = Box::pin(world.put_into(Some(kept.clone()), right, sent(4)));
+    assert!(futures::poll!(&mut putting).is_pending(), "another is under way");
+    drop(before);
+    let taken = putting.await.expect("room is kept");
+    assert_eq!(taken.undo, Some(right));
 }
 
 /// Whenever its future is dropped: a put that comes again is not taken back with the one before.
