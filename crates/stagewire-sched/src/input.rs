@@ -8,7 +8,7 @@ use stagewire_core::{
     ByteCount, Epoch, Failure, Handover, Incarnation, JobId, Member, PayloadId, Progress, StageName, Token,
 };
 
-use crate::{Discard, Place};
+use crate::{Discard, Holder, Place};
 
 /// Something that happened outside. [`Sched::decide`](crate::Sched::decide) says what follows from it.
 ///
@@ -269,6 +269,17 @@ pub struct PayloadInfo {
     pub stored: bool,
     /// How consumers reach it.
     pub handle: HandleBytes,
+}
+
+impl PayloadInfo {
+    /// Who holds its bytes, where this worker has published it.
+    pub(crate) const fn holder(&self, worker: Incarnation) -> Holder {
+        if self.stored {
+            Holder::Store
+        } else {
+            Holder::Worker(worker)
+        }
+    }
 }
 
 /// An encoded [`Handle`](stagewire_core::Handle), passed on unread. It carries capabilities, so `Debug` hides it.

@@ -280,11 +280,7 @@ impl Output {
     /// Who holds the payload, while it can be read.
     pub const fn holder(&self) -> Option<Holder> {
         match self {
-            Self::Live { payload, worker, .. } => Some(if payload.stored {
-                Holder::Store
-            } else {
-                Holder::Worker(*worker)
-            }),
+            Self::Live { payload, worker, .. } => Some(payload.holder(*worker)),
             Self::None | Self::Gone { .. } => None,
         }
     }

@@ -26,11 +26,7 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Who holds its bytes.
     pub const fn holder(&self) -> Holder {
-        if self.payload.stored {
-            Holder::Store
-        } else {
-            Holder::Worker(self.worker)
-        }
+        self.payload.holder(self.worker)
     }
 }
 

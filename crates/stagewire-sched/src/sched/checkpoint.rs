@@ -16,7 +16,7 @@ use super::plan::{JobPlan, Plan};
 use crate::job::Phase;
 use crate::topology::StageIndex;
 use crate::worker::{Slot, Worker};
-use crate::{Decision, Effect, Event, Holder, JobNotice, Loss, NoticeKind, PayloadInfo, Preemptor, Refusal};
+use crate::{Decision, Effect, Event, JobNotice, Loss, NoticeKind, PayloadInfo, Preemptor, Refusal};
 
 impl Sched {
     pub(super) fn checkpointed(
@@ -124,10 +124,10 @@ impl Sched {
     }
 
     /// Nobody keeps this payload, unless it is known for something else.
-    fn let_go(&self, plan: &mut Plan<'_>, worker: Incarnation, payload: &PayloadInfo) {
+    pub(super) fn let_go(&self, plan: &mut Plan<'_>, worker: Incarnation, payload: &PayloadInfo) {
         if self.payload_owner(payload.id).is_none() {
             plan.effect(Effect::Release {
-                holder: holder(worker, payload),
+                holder: payload.holder(worker),
                 payload: payload.id,
             });
         }
@@ -207,7 +207,7 @@ impl JobPlan<'_, '_> {
             // Said twice, as it should after the stream was lost.
             Some(kept) if kept.payload.id == payload.id => (),
             Some(kept) if kept.progress.done >= progress.done => self.effect(Effect::Release {
-                holder: holder(worker, &payload),
+                holder: payload.holder(worker),
                 payload: payload.id,
             }),
             _ => self.push(Event::Checkpointed {
@@ -235,14 +235,6 @@ impl JobPlan<'_, '_> {
             };
             self.push(event);
         }
-    }
-}
-
-const fn holder(worker: Incarnation, payload: &PayloadInfo) -> Holder {
-    if payload.stored {
-        Holder::Store
-    } else {
-        Holder::Worker(worker)
     }
 }
 

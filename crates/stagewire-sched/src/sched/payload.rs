@@ -15,14 +15,6 @@ impl Sched {
     ) -> Result<Decision, Refusal> {
         let mut plan = Plan::new(self, now);
         let owner = self.payload_owner(payload.id);
-        let unknown = Effect::Release {
-            holder: if payload.stored {
-                Holder::Store
-            } else {
-                Holder::Worker(worker)
-            },
-            payload: payload.id,
-        };
         match self.standing(worker, token)? {
             Standing::Running(stage, _) => {
                 let name = self.topology.name(stage);
@@ -68,14 +60,11 @@ impl Sched {
                 plan.change(token.job, |job| job.push(Event::PayloadMoved { token, payload }));
             }
             // Said twice, and released in the meantime.
-            Standing::Done if owner.is_none() => plan.effect(unknown),
-            Standing::Done => (),
+            Standing::Done => self.let_go(&mut plan, worker, &payload),
             Standing::Stopping => {
                 let failure = superseded(worker, token);
                 plan.effect(Effect::Refused { worker, token, failure });
-                if owner.is_none() {
-                    plan.effect(unknown);
-                }
+                self.let_go(&mut plan, worker, &payload);
             }
         }
         Ok(plan.decision)
