@@ -18,14 +18,14 @@ pub(crate) struct Near {
 impl Near {
     pub(crate) fn insert(&mut self, place: Place, used: u32, worker: Incarnation) {
         self.places.entry(place).or_default().insert((used, worker));
-        if let Some(rail) = place.rail {
+        if let Some(rail) = rail_of_a_host(place) {
             self.rails.entry(rail).or_default().insert((used, worker));
         }
     }
 
     pub(crate) fn remove(&mut self, place: Place, used: u32, worker: Incarnation) {
         take(&mut self.places, place, used, worker);
-        if let Some(rail) = place.rail {
+        if let Some(rail) = rail_of_a_host(place) {
             take(&mut self.rails, rail, used, worker);
         }
     }
@@ -43,6 +43,11 @@ impl Near {
             .chain(rail)
             .filter_map(|free| free.first().copied())
     }
+}
+
+/// A worker whose host is not known is as far as any, whatever its rail: it must not hide a nearer one.
+fn rail_of_a_host(place: Place) -> Option<u32> {
+    place.host.and(place.rail)
 }
 
 fn take<K: Ord>(map: &mut BTreeMap<K, Free>, key: K, used: u32, worker: Incarnation) {
@@ -67,6 +72,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2048))]
+
         /// Whatever a step and a slot in use cost: the cheapest of all is the least busy of all, or among those around.
         #[test]
         fn nobody_cheaper_is_missed(

@@ -208,6 +208,7 @@ async fn an_engine_that_does_not_fit_is_refused_and_others_are_served() {
     for room in &rooms {
         let failure = in_time(room.finished()).await.expect_err("its senders are gone");
         assert_eq!(failure.reason, "kv.closed", "{failure}");
+        in_time(room.released()).await;
     }
     prefill.done(Ask::Open { room: 8 }).await;
     prefill.done(Ask::Announce { chunks: 2 }).await;
