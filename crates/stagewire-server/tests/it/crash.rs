@@ -77,11 +77,11 @@ async fn a_running_attempt_goes_on_under_the_next_server() {
     let site = Site::new();
     let server = ChildServer::start(&site).await;
     let workers = Workers::attach(&site.run_dir()).await;
-    let job = server.http.submit("hold").await;
-    let before = server.http.until_stage(&job, "denoise", "running").await;
-    // Granted is not yet told.
-    until("the worker to be at it", || async {
-        (workers.worker("denoise").busy() == 1).then_some(())
+    let job = server.http.submit("yield").await;
+    // What was granted is not yet told: a worker that has not heard gives its slot back when the server is gone.
+    let before = until("the worker to be at it", || async {
+        let run = server.http.until_stage(&job, "denoise", "running").await;
+        (run["progress"]["done"] == 1).then_some(run)
     })
     .await;
     server.kill();
