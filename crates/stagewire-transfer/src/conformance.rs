@@ -102,6 +102,8 @@ struct Check {
 #[derive(Clone, Copy)]
 enum Needs {
     Nothing,
+    /// A third side.
+    Others,
     Map,
     Push,
     NoPush,
@@ -122,7 +124,7 @@ impl Needs {
             ..
         } = abilities;
         let (applies, why) = match self {
-            Self::Nothing => (true, ""),
+            Self::Nothing | Self::Others => (true, ""),
             Self::Map => (map, "it cannot map"),
             Self::Push | Self::CheckedPush if !push => (false, "it cannot push"),
             Self::Push => (true, ""),
@@ -140,6 +142,8 @@ struct Pair {
     owner: Side,
     reader: Side,
     remote: Arc<dyn Remote>,
+    /// Where the check needs another reader.
+    other: Option<Side>,
     in_flight_limit: Option<ByteCount>,
 }
 
@@ -175,6 +179,7 @@ const CHECKS: &[Check] = checks![
     Nothing: refusal::memory_that_is_not_mapped_is_not_registered,
     Nothing: refusal::a_batch_above_the_row_limit_is_refused,
     HostOnly: refusal::a_target_on_a_device_is_refused,
+    Others: refusal::what_is_refused_disturbs_no_other_peer,
     Nothing: lifetime::a_released_region_takes_no_new_pins,
     Nothing: lifetime::pins_keep_memory_until_the_last_one_ends,
     Map: lifetime::mappings_keep_memory_until_the_last_one_ends,
@@ -200,7 +205,7 @@ pub async fn run(backend: &dyn Backend) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     for check in CHECKS {
         let outcome = timeout(LIMIT, async {
-            let pair = Pair::new(backend).await?;
+            let pair = Pair::new(backend, check.needs).await?;
             let abilities = pair.reader.transport.abilities();
             if let Some(why) = check.needs.missing(abilities, pair.in_flight_limit.is_some()) {
                 return Ok(Some(why));
@@ -245,14 +250,19 @@ pub async fn assert_conforms(backend: &dyn Backend) {
 }
 
 impl Pair {
-    async fn new(backend: &dyn Backend) -> Result<Self, Violation> {
+    async fn new(backend: &dyn Backend, needs: Needs) -> Result<Self, Violation> {
         let (owner, reader) = (backend.side().await?, backend.side().await?);
         let remote = reader.transport.connect(&owner.peer, ConnectOptions::default()).await;
         let remote = remote.map_err(|error| Violation(format!("two sides do not connect: {error}")))?;
+        let other = match needs {
+            Needs::Others => Some(backend.side().await?),
+            _ => None,
+        };
         Ok(Self {
             owner,
             reader,
             remote,
+            other,
             in_flight_limit: backend.in_flight_limit(),
         })
     }

@@ -1,5 +1,8 @@
 //! What is wrong is refused with a typed error, and nothing is written.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::future::join;
 use stagewire_core::{Capability, Classify, Device, ErrorClass, Record, RegionRef};
 
 use super::{Checked, Pair, Violation, ensure, is, pattern, violation};
@@ -238,4 +241,125 @@ pub(super) async fn a_target_on_a_device_is_refused(pair: &Pair) -> Checked {
         )),
         Err(error) => is(&error, ErrorClass::Unsupported, "transfer.device"),
     }
+}
+
+/// All that this process can get wrong about the regions of another one, as whole requests.
+async fn errors_of_all_kinds(pair: &Pair, region: &RegionRef) -> Checked {
+    let options = TransferOptions::default;
+    let wrong = [
+        RegionRef {
+            capability: Capability::from_random([7; 16]),
+            ..region.clone()
+        },
+        RegionRef {
+            generation: region.generation + 1,
+            ..region.clone()
+        },
+        RegionRef {
+            region: u64::MAX,
+            ..region.clone()
+        },
+        RegionRef {
+            len: region.len + 1,
+            ..region.clone()
+        },
+        RegionRef {
+            transport: "pigeon".to_owned(),
+            ..region.clone()
+        },
+    ];
+    for wrong in &wrong {
+        // Where the owner does not check, the reference may be taken as it is.
+        let checked = pair.reader.transport.abilities().checked;
+        let pinned = pair.remote.pin(wrong, options()).await;
+        ensure!(pinned.is_err() || !checked, "pinned by {wrong:?}");
+    }
+    let pinned = pair.pin(region).await?;
+    let (len, target) = (region.len, target(region.len)?);
+    let good = Record::contiguous(0, 0, 10);
+    let rows = Record {
+        rows: MAX_ROWS + 1,
+        width: 1,
+        src_pitch: 0,
+        dst_pitch: 2,
+        ..good
+    };
+    for bad in [
+        Record::contiguous(1, 20, len),
+        Record::contiguous(u64::MAX, 20, 10),
+        Record::contiguous(20, 5, 10),
+        rows,
+    ] {
+        let pulled = pinned.pull(&[good, bad], &target, options()).await;
+        ensure!(pulled.is_err(), "{bad:?} was pulled");
+        ensure!(target.slice(0..1).is_err(), "the record beside {bad:?} was written");
+        let pushed = pinned
+            .push(&[good, bad], &(pair.reader.memory)(&[0; 10]), options())
+            .await;
+        ensure!(
+            pushed.is_err(),
+            "{bad:?} was pushed into a region that may only be read"
+        );
+    }
+    let mut peer = pair.owner.peer.clone();
+    peer.incarnation = pair.reader.peer.incarnation;
+    let connected = pair.reader.transport.connect(&peer, ConnectOptions::default()).await;
+    ensure!(
+        connected.is_err(),
+        "another life of the peer was taken for the one meant"
+    );
+    Ok(())
+}
+
+pub(super) async fn what_is_refused_disturbs_no_other_peer(pair: &Pair) -> Checked {
+    let other = pair.other.as_ref().ok_or_else(|| violation("no third side"))?;
+    let source = pattern(100_000, 3);
+    let region = pair.register(&source)?;
+    let reference = region.reference();
+    let remote = other
+        .transport
+        .connect(&pair.owner.peer, ConnectOptions::default())
+        .await;
+    let remote = remote.map_err(violation)?;
+    let pinned = remote
+        .pin(&reference, TransferOptions::default())
+        .await
+        .map_err(violation)?;
+    let over = AtomicBool::new(false);
+    let errors = async {
+        let outcome = async {
+            for _ in 0..10 {
+                errors_of_all_kinds(pair, &reference).await?;
+            }
+            Ok(())
+        };
+        let outcome = outcome.await;
+        over.store(true, Ordering::Relaxed);
+        outcome
+    };
+    let pulls = async {
+        let (mut target, whole) = (target(100_000)?, [Record::contiguous(0, 0, 100_000)]);
+        loop {
+            let last = over.load(Ordering::Relaxed);
+            let pulled = pinned.pull(&whole, &target, TransferOptions::default()).await;
+            pulled.map_err(violation)?;
+            ensure!(
+                target.as_slice().map_err(violation)? == source,
+                "another peer got other bytes"
+            );
+            if last {
+                return Ok(());
+            }
+            target.reset().map_err(violation)?;
+            tokio::task::yield_now().await;
+        }
+    };
+    let (errors, pulls) = join(errors, pulls).await;
+    errors?;
+    pulls?;
+    ensure!(remote.is_alive(), "another peer was cut off");
+    // Who was refused is served as before.
+    drop(pair.pin(&reference).await?);
+    drop((pinned, region));
+    pair.regions_become(0).await
 }

@@ -10,23 +10,28 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stagewire_core::{ByteCount, Classify, Peer, Record, RegionRef};
+use stagewire_core::{ByteCount, Classify, Incarnation, Peer, Record, RegionRef};
 use stagewire_transfer::{
     ConnectOptions, HostStats, NetworkOptions, Pinned, RegisterOptions, Target, TransferOptions, Writable,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
+use uuid::Uuid;
 
 use crate::nixl;
+use crate::processes;
 use crate::support::{self, Node};
 
 const ROLE: &str = "STAGEWIRE_TEST_ROLE";
 pub(crate) const DIR: &str = "STAGEWIRE_TEST_DIR";
-const TRANSPORT: &str = "STAGEWIRE_TEST_TRANSPORT";
-const ARGUMENT: &str = "STAGEWIRE_TEST_ARGUMENT";
+pub(crate) const TRANSPORT: &str = "STAGEWIRE_TEST_TRANSPORT";
+pub(crate) const ARGUMENT: &str = "STAGEWIRE_TEST_ARGUMENT";
 const PORT: &str = "STAGEWIRE_TEST_PORT";
 const RATE: &str = "STAGEWIRE_TEST_RATE";
+
+/// Which life of a process a child is.
+pub(crate) const INCARNATION: &str = "STAGEWIRE_TEST_INCARNATION";
 
 /// Marks a line of a child that is meant for its parent.
 const MARK: &str = "@@";
@@ -46,6 +51,19 @@ impl Child {
     /// A producer of one region with [`support::bulk`] of so many bytes.
     pub(crate) async fn producer(dir: &Path, transport: &str, len: usize) -> (Self, Offer) {
         let mut child = Self::spawn("producer", dir, transport, &len.to_string());
+        let offer = child.receive().await;
+        (child, offer)
+    }
+
+    /// A producer that is this life of its process.
+    pub(crate) async fn producer_as(
+        dir: &Path,
+        incarnation: Incarnation,
+        transport: &str,
+        len: usize,
+    ) -> (Self, Offer) {
+        let extra = [(INCARNATION, incarnation.0.to_string())];
+        let mut child = Self::spawn_with("producer", dir, transport, &len.to_string(), extra);
         let offer = child.receive().await;
         (child, offer)
     }
@@ -72,9 +90,8 @@ impl Child {
         self.ask("pushed").await
     }
 
-    /// Has a reader over `tcp` pull everything with this deadline; tells the reason of its error, if any, and the
-    /// milliseconds of CPU that its process took meanwhile.
-    pub(crate) async fn pull_within(&mut self, deadline: Duration) -> (Option<String>, u64) {
+    /// Has a reader over `tcp` pull everything with this deadline; tells the reason of its error, if any.
+    pub(crate) async fn pull_within(&mut self, deadline: Duration) -> Option<String> {
         self.ask(&format!("pull {}", deadline.as_millis())).await
     }
 
@@ -85,7 +102,7 @@ impl Child {
         child
     }
 
-    fn spawn(role: &str, dir: &Path, transport: &str, argument: &str) -> Self {
+    pub(crate) fn spawn(role: &str, dir: &Path, transport: &str, argument: &str) -> Self {
         Self::spawn_with(role, dir, transport, argument, [])
     }
 
@@ -236,6 +253,8 @@ fn entry() {
             "sink" => sink().await,
             nixl::child::READABLE | nixl::child::WRITABLE => nixl::child::own(role == nixl::child::WRITABLE).await,
             nixl::child::READER => nixl::child::read().await,
+            processes::child::OWNER => processes::child::own().await,
+            processes::child::READER => processes::child::read().await,
             other => panic!("no role {other}"),
         }
     });
@@ -260,7 +279,8 @@ async fn produce() {
         .bind
         .set_port(number(PORT).map_or(0, |port| port.try_into().expect("a port")));
     options.tcp.send_rate = number(RATE).map(ByteCount);
-    let host = Node::start_with(dir.as_ref(), options).await;
+    let incarnation = env::var(INCARNATION).map_or_else(|_| Uuid::new_v4(), |text| text.parse().expect("a UUID"));
+    let host = Node::start_as(dir.as_ref(), Incarnation(incarnation), options).await;
     let bytes = support::bulk(argument(ARGUMENT).parse().expect("a length"));
     let memory = support::memory(&host, &transport, &bytes);
     let register = host.transport(&transport).register(memory, RegisterOptions::default());
@@ -348,24 +368,19 @@ async fn read() {
     drop(mapping);
 }
 
-/// Reason of the error, and milliseconds of CPU.
-async fn pull(pinned: &dyn Pinned, deadline: Duration) -> (Option<String>, u64) {
+/// Reason of the error.
+async fn pull(pinned: &dyn Pinned, deadline: Duration) -> Option<String> {
     let target = Target::allocate(pinned.len()).expect("memory");
     let options = TransferOptions {
         deadline: Some(deadline),
     };
-    let before = cpu_time();
     let whole = [Record::contiguous(0, 0, pinned.len())];
     let pulled = pinned.pull(&whole, &target, options).await;
-    let took = cpu_time() - before;
-    (
-        pulled.err().map(|error| error.reason().to_owned()),
-        took.as_millis() as u64,
-    )
+    pulled.err().map(|error| error.reason().to_owned())
 }
 
 /// CPU that this process took so far, in all its threads.
-fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -10,9 +10,9 @@ use crate::{oracle, support};
 /// Bytes that sides allow in flight with one peer.
 const IN_FLIGHT: ByteCount = ByteCount(32 << 20);
 
-struct OneHost {
-    dir: PathBuf,
-    transport: &'static str,
+pub(crate) struct OneHost {
+    pub(crate) dir: PathBuf,
+    pub(crate) transport: &'static str,
 }
 
 #[async_trait]

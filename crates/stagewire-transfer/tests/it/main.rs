@@ -16,6 +16,7 @@ mod mooncake_transport;
 mod nixl;
 mod oracle;
 mod process_death;
+mod processes;
 mod stopped;
 mod support;
 mod tcp;

@@ -25,7 +25,7 @@ const SHORT: TransferOptions = TransferOptions {
     deadline: Some(Duration::from_millis(500)),
 };
 
-struct Mooncakes;
+pub(crate) struct Mooncakes;
 
 #[async_trait]
 impl Backend for Mooncakes {

@@ -87,8 +87,8 @@ pub(crate) fn is_here() -> bool {
     }
 }
 
-struct TwoAgents {
-    dir: PathBuf,
+pub(crate) struct TwoAgents {
+    pub(crate) dir: PathBuf,
 }
 
 #[async_trait]

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use stagewire_core::{Classify, ErrorClass, Record};
+use stagewire_core::{Classify, ErrorClass, Incarnation, Record};
 use stagewire_transfer::{
     ConnectOptions, Host, Pinned, RegisterOptions, Remote, Target, TransferError, TransferOptions, sweep,
 };
 use tokio::time::timeout;
+use uuid::Uuid;
 
 use crate::child::Child;
 use crate::support::{self, Node, cma_works, run_dir, until};
@@ -269,4 +270,62 @@ async fn tcp_producer_dies_during_pulls() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tcp_pins_end_with_their_reader() {
     reader_dies("tcp").await;
+}
+
+/// The socket of a peer has its name from the first half of its incarnation, so a successor may get the same one.
+async fn a_successor_on_the_same_socket_is_another_one(name: &str) {
+    let (_parent, dir) = run_dir();
+    if name == "cma" && !cma_works(&dir).await {
+        return;
+    }
+    let reader = Node::start(&dir).await;
+    let transport = reader.transport(name);
+    let [before, after] = [1, 2].map(|life| Incarnation(Uuid::from_u128(0x0123_4567_89ab_cdef << 64 | life)));
+    let (mut child, (old, region)) = Child::producer_as(&dir, before, name, LEN).await;
+    let remote = transport.connect(&old, ConnectOptions::default()).await;
+    let remote = remote.expect("connected");
+    let pinned = remote.pin(&region, TransferOptions::default()).await.expect("pinned");
+    child.kill();
+    child.gone().await;
+    timeout(NOTICED_WITHIN, remote.closed()).await.expect("noticed");
+
+    let (_child, (new, new_region)) = Child::producer_as(&dir, after, name, LEN).await;
+    assert_eq!(new.transports[0], old.transports[0], "another socket");
+    let error = transport.connect(&old, ConnectOptions::default()).await;
+    let error = error.expect_err("that one died");
+    let found = (error.class(), error.reason());
+    assert_eq!(found, (ErrorClass::Unavailable, "peer.incarnation"), "{error}");
+    let target = Target::allocate(LEN as u64).expect("memory");
+    let whole = [Record::contiguous(0, 0, LEN as u64)];
+    is_lost(
+        &pinned
+            .pull(&whole, &target, TransferOptions::default())
+            .await
+            .expect_err("it died"),
+    );
+    let remote = transport.connect(&new, ConnectOptions::default()).await;
+    let remote = remote.expect("connected");
+    let stale = remote.pin(&region, TransferOptions::default()).await;
+    let stale = stale.expect_err("of the life before");
+    assert!(
+        [ErrorClass::NotFound, ErrorClass::Denied].contains(&stale.class()),
+        "{stale}"
+    );
+    let pinned = remote
+        .pin(&new_region, TransferOptions::default())
+        .await
+        .expect("pinned");
+    let pulled = pinned.pull(&whole, &target, TransferOptions::default()).await;
+    pulled.expect("pulled");
+    assert!(target.as_slice().expect("pulled") == support::bulk(LEN), "other bytes");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shm_successor_on_the_same_socket_is_another_one() {
+    a_successor_on_the_same_socket_is_another_one("shm").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cma_successor_on_the_same_socket_is_another_one() {
+    a_successor_on_the_same_socket_is_another_one("cma").await;
 }

@@ -19,9 +19,13 @@ pub(crate) fn run_dir() -> (tempfile::TempDir, PathBuf) {
 }
 
 pub(crate) async fn start(dir: &Path) -> Arc<Host> {
+    start_as(dir, Incarnation(Uuid::new_v4())).await
+}
+
+async fn start_as(dir: &Path, incarnation: Incarnation) -> Arc<Host> {
     let options = HostOptions {
         dir: dir.to_owned(),
-        incarnation: Incarnation(Uuid::new_v4()),
+        incarnation,
         arena_limit: ARENA,
     };
     Host::start(options).await.expect("the host starts")
@@ -69,7 +73,11 @@ impl Node {
     }
 
     pub(crate) async fn start_with(dir: &Path, options: NetworkOptions) -> Self {
-        let host = start(dir).await;
+        Self::start_as(dir, Incarnation(Uuid::new_v4()), options).await
+    }
+
+    pub(crate) async fn start_as(dir: &Path, incarnation: Incarnation, options: NetworkOptions) -> Self {
+        let host = start_as(dir, incarnation).await;
         let network = Network::start(host.clone(), options).await.expect("it listens");
         Self { host, network }
     }

@@ -4,7 +4,6 @@ mod late;
 mod limits;
 mod options;
 mod proxy;
-mod races;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,9 +23,9 @@ use crate::support::{self, Node, cma_works, run_dir};
 /// Bytes that sides allow in flight with one peer.
 const IN_FLIGHT: ByteCount = ByteCount(32 << 20);
 
-struct OverTcp {
-    dir: PathBuf,
-    digest: bool,
+pub(crate) struct OverTcp {
+    pub(crate) dir: PathBuf,
+    pub(crate) digest: bool,
 }
 
 #[async_trait]
@@ -184,18 +183,4 @@ async fn strangers_disturb_nobody() {
     for _ in 0..5 {
         pull(&*pinned, &bytes).await;
     }
-}
-
-/// CPU of the process that waits, while the owner of the bytes stands still.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_blocked_transfer_costs_no_cpu() {
-    let (_parent, dir) = run_dir();
-    let (producer, offer) = Child::slow_producer(&dir, 0, None, 64 << 20).await;
-    let mut reader = Child::reader(&dir, "tcp", &offer).await;
-    assert_eq!(reader.pull_within(Duration::from_secs(30)).await.0, None);
-    producer.stop().await;
-    let (reason, cpu) = reader.pull_within(Duration::from_secs(3)).await;
-    producer.go_on();
-    assert_eq!(reason.as_deref(), Some("transfer.deadline"));
-    assert!(cpu <= 20, "{cpu} ms of CPU in 3 s of waiting");
 }

@@ -11,7 +11,7 @@ use stagewire_transfer::{
 use uuid::Uuid;
 
 use super::End;
-use crate::child::{Child, DIR, Offer, argument, from_hex, say};
+use crate::child::{Child, DIR, INCARNATION, Offer, argument, from_hex, say};
 use crate::support;
 
 /// An owner of [`support::bulk`].
@@ -19,8 +19,6 @@ pub(crate) const READABLE: &str = "nixl-readable";
 /// An owner of zeros that others may write.
 pub(crate) const WRITABLE: &str = "nixl-writable";
 pub(crate) const READER: &str = "nixl-reader";
-
-const INCARNATION: &str = "STAGEWIRE_TEST_INCARNATION";
 
 /// What a child is started with.
 #[derive(Debug, Clone, Default)]

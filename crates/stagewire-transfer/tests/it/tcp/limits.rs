@@ -89,7 +89,7 @@ async fn sessions_are_limited_for_each_process_and_for_all() {
     // Another process is let in, and those that are in are served.
     let address = (owner.node.peer(), owner.region.reference());
     let mut other = Child::reader(&dir, "tcp", &address).await;
-    assert_eq!(other.pull_within(Duration::from_secs(10)).await.0, None);
+    assert_eq!(other.pull_within(Duration::from_secs(10)).await, None);
     owner.serves(&readers[0].0).await;
     // Now there are as many as there may be of all processes together. Whoever leaves makes room.
     let (left, remote) = readers.pop().expect("four");
@@ -97,7 +97,7 @@ async fn sessions_are_limited_for_each_process_and_for_all() {
     drop((left, remote));
     support::until("its session is over", || owner.node.stats().connections == 4).await;
     let mut third = Child::reader(&dir, "tcp", &address).await;
-    assert_eq!(third.pull_within(Duration::from_secs(10)).await.0, None);
+    assert_eq!(third.pull_within(Duration::from_secs(10)).await, None);
     refused(owner.remote(&one_more).await, "connect.full", 5);
     drop(other);
     let room = async {
