@@ -11,6 +11,7 @@ import pytest
 import torch
 from processes import Peer, wait_for
 from stagewire import _device, errors
+from stagewire._mooncake_client import Until
 from stagewire.diffusion import DiffusionConnector, StagePayload
 from test_dlpack import DTYPES, random_bits
 
@@ -227,6 +228,58 @@ def test_closing_does_not_wait_for_a_stream_for_ever(run_dir: Path, pretended: t
     with pytest.raises(errors.StagewireError) as late:
         stream.ready(1)
     assert late.value.reason == "connector.closed"
+
+
+def test_who_fills_a_place_from_a_device_waits_no_longer_than_was_said(pretended: type[Cuda]) -> None:
+    copier = _device.Copier()
+
+    def zeros(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    def staging() -> tuple[_device.Staging, torch.Tensor]:
+        made = _device.Staging(copier, zeros, _device.moments([on_device(torch.zeros(1))]))
+        return made, made.take(0, on_device(torch.ones(3, dtype=torch.int64)))
+
+    late, place = staging()
+    until, idle = Until(0.05), threading.Event()
+    with pytest.raises(errors.Deadline, match="was not done") as raised:
+        late.fill(until)
+    assert raised.value.reason == "tensor.device_deadline"
+    until.when_idle(idle.set)
+    assert idle.is_set(), "a copy that has not begun is given up"
+    pretended.events[-1].reached.set()
+    given_up, _ = staging()
+    until = Until(60)
+    threading.Timer(0.05, until.stop).start()
+    with pytest.raises(errors.Cancelled):
+        given_up.fill(until)
+    done, filled = staging()
+    pretended.events[-1].reached.set()
+    done.fill(Until(20))
+    assert (filled.tolist(), place.tolist()) == ([1, 1, 1], [0, 0, 0])
+    copier.close(time.monotonic() + 20)
+
+
+def test_a_copy_that_has_begun_is_waited_for_by_its_memory_alone(pretended: type[Cuda]) -> None:
+    copier, begun, end = _device.Copier(), threading.Event(), threading.Event()
+
+    class Slow(OnDevice):
+        def copy_(self, source: Any, non_blocking: bool = False) -> Any:
+            begun.set()
+            end.wait(20)
+            return self
+
+    staging = _device.Staging(copier, lambda shape, dtype: torch.zeros(shape, dtype=dtype).as_subclass(Slow), {})
+    staging.take(0, on_device(torch.ones(3)))
+    until, idle = Until(1), threading.Event()
+    with pytest.raises(errors.Deadline):
+        staging.fill(until)
+    assert begun.is_set()
+    until.when_idle(idle.set)
+    assert not idle.is_set(), "the device still writes there"
+    end.set()
+    assert idle.wait(20)
+    copier.close(time.monotonic() + 20)
 
 
 def test_a_chunk_that_two_threads_show_is_copied_once(run_dir: Path, pretended: type[Cuda]) -> None:

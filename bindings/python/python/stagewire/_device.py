@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import sys
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ._arguments import printable
 from ._bundle import cut, each
-from .errors import Cancelled, Internal, StagewireError
+from .errors import Cancelled, Deadline, Internal, StagewireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from ._mooncake_client import Until
     from ._native import Publication
 
 
@@ -73,20 +73,31 @@ class Copier:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def submit(self, events: Events, run: Callable[[], None], give_up: Callable[[Exception], None]) -> None:
+    def submit(self, events: Events, run: Callable[[], None], give_up: Callable[[Exception], None]) -> _Copy:
         """Does it once the streams have come so far, or has it given up: it raises, or it was too late.
 
         Raises:
             Cancelled: The connector is closed.
         """
+        copy = _Copy(events, run, give_up)
         with self._changed:
             if self._closed:
                 raise _closed()
-            self._waiting.append(_Copy(events, run, give_up))
+            self._waiting.append(copy)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="stagewire-device", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+        return copy
+
+    def withdraw(self, copy: _Copy, error: Exception) -> None:
+        """Has it given up, unless it has begun."""
+        with self._changed:
+            if copy not in self._waiting:
+                return
+            self._waiting.remove(copy)
+            self._changed.notify_all()
+        copy.give_up(error)
 
     def stream(self, device: Any) -> Any:
         """The side stream of a device."""
@@ -208,22 +219,51 @@ class Staging:
             self._moments(), lambda: self._show(publication, index), lambda error: self._fail(publication, index, error)
         )
 
-    def fill(self) -> None:
-        """Copies all of it, and waits for that.
+    def fill(self, until: Until) -> None:
+        """Copies all of it, and waits for that. A copy that has begun by then goes on, as a call of `until`.
 
         Raises:
             Internal: It cannot be copied.
-            Cancelled: The connector is closed.
+            Deadline: The devices are not done until then.
+            Cancelled: The connector is closed, or it was told to stop.
         """
-        filled: concurrent.futures.Future[None] = concurrent.futures.Future()
+        over, failed = threading.Event(), []
+
+        def end(error: Exception | None = None) -> None:
+            if error is None:
+                self._tensors.clear()
+            else:
+                failed.append(error)
+            until.end()
+            over.set()
 
         def copy() -> None:
             self._copy(None, [])
-            filled.set_result(None)
+            end()
 
-        self._copier.submit(self._moments(), copy, lambda error: filled.set_exception(_failed(error)))
-        filled.result()
-        self._tensors.clear()
+        events, begun = self._moments(), time.monotonic()
+        until.begin()
+        try:
+            submitted = self._copier.submit(events, copy, end)
+        except BaseException:
+            until.end()
+            raise
+        with until.waking(over.set):
+            over.wait(until.left())
+        if until.stopped:
+            self._copier.withdraw(submitted, Cancelled("nobody waits for the device any more"))
+            raise Cancelled("waiting for the device was given up", reason="operation.cancelled")
+        if not over.is_set():
+            waited = f"{time.monotonic() - begun:.3f}"
+            late = Deadline(
+                f"the device was not done with what its streams had queued within {waited} s; it was not stored",
+                reason="tensor.device_deadline",
+                details={"waited_seconds": waited},
+            )
+            self._copier.withdraw(submitted, late)
+            raise late
+        if failed:
+            raise _failed(failed[0])
 
     def _moments(self) -> Events:
         return self._events if self._events is not None else moments(source for _, source, _ in self._tensors)

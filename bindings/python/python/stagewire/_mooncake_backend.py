@@ -87,7 +87,7 @@ class Backend:
 
         def put(until: Until) -> Handle:
             if staging:
-                staging.fill()
+                staging.fill(until)
             placed = self._store._put(sources, payload_id, until, pinned=lease != "cached")
             end = min(times) if times else None
             place = {
