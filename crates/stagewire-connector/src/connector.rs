@@ -274,7 +274,8 @@ impl Connector {
     /// chunk of others. The store becomes the holder, and the payload is released here. Returns the store's handle. `token`
     /// is the right of the attempt that produced it.
     ///
-    /// `wait` bounds how long the store waits for chunks that are missing and for room.
+    /// `wait` bounds how long the store waits for chunks that are missing and for room, and how long reaching it takes, for
+    /// which there is a second at least. Its answer may come 5 s later.
     ///
     /// # Errors
     /// [`PutError`]; the payload is still here then, unless it has ended. A store that may have taken it is told to end it.

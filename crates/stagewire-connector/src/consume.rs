@@ -328,7 +328,15 @@ impl Consumer {
             let access = self.open_access().await?;
             access.pull(&self.handle, 0..self.handle.manifest.chunks()).await
         };
-        copied.await.map_err(|error| self.access_error(error))
+        // One deadline for all of it: connections, pins and copies have it each.
+        let waited = self.deadline.unwrap_or(Duration::MAX);
+        match tokio::time::timeout(waited, copied).await {
+            Ok(copied) => copied.map_err(|error| self.access_error(error)),
+            Err(_) => Err(ConsumeError::Deadline {
+                at: self.place(),
+                waited,
+            }),
+        }
     }
 
     /// Lets go of the memory without being done: what was read is somewhere else by now.

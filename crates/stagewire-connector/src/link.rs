@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 pub use error::LinkError;
 pub(crate) use watching::{Heard, Watching};
 
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, Ticket};
 use crate::wire::{self, Me, Reader, Reply, Request};
 use connect::Opened;
 
@@ -50,22 +50,30 @@ impl Links {
         }
     }
 
-    /// The connection to `peer`, made where there is none.
+    /// The connection to `peer`, made where there is none, once it has room for a request: with a peer that stands still,
+    /// that is for the caller's deadline to bound.
     pub(crate) async fn to(&self, peer: &Peer) -> Result<Arc<Link>, LinkError> {
+        // Together with those who try before.
+        let connected = tokio::time::timeout(CONNECT_WITHIN, self.connected(peer)).await;
+        let link = connected.unwrap_or_else(|_| {
+            Err(LinkError::Silent {
+                pid: peer.process.pid,
+                at: connect::at(peer, &self.network),
+                waited: CONNECT_WITHIN,
+            })
+        })?;
+        link.room().await;
+        Ok(link)
+    }
+
+    async fn connected(&self, peer: &Peer) -> Result<Arc<Link>, LinkError> {
         let slot = Arc::clone(lock(&self.slots).entry(peer.incarnation).or_default());
         let mut link = slot.lock().await;
         if let Some(link) = link.as_ref().filter(|link| link.is_open()) {
             return Ok(Arc::clone(link));
         }
         *link = None;
-        let connecting = tokio::time::timeout(CONNECT_WITHIN, Link::connect(self.me, peer, &self.network));
-        let result = connecting.await.unwrap_or_else(|_| {
-            Err(LinkError::Silent {
-                pid: peer.process.pid,
-                at: connect::at(peer, &self.network),
-                waited: CONNECT_WITHIN,
-            })
-        });
+        let result = Link::connect(self.me, peer, &self.network).await;
         link.clone_from(&result.as_ref().ok().cloned());
         drop(link);
         drop(slot);
@@ -228,14 +236,22 @@ impl Link {
         copies: bool,
     ) -> Watching {
         let (sender, heard) = watch::channel(Heard::default());
-        let id = self.request(Route::Watch(sender), |id| Request::Watch {
+        let asked = self.request(Route::Watch(sender), |id| Request::Watch {
             id,
             payload,
             capability,
             moved,
             copies,
         });
-        Watching::new(Arc::clone(self), id, heard)
+        Watching::new(asked, heard)
+    }
+
+    /// Waits until requests do not pile up here.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(crate) async fn room(&self) {
+        self.outbox.room().await;
     }
 
     /// Sends a request that has one answer, now; `None` where the connection ends before that came.
@@ -247,9 +263,7 @@ impl Link {
         request: impl FnOnce(u32) -> Request,
     ) -> impl Future<Output = Option<Reply>> + Send + 'static {
         let (sender, receiver) = oneshot::channel();
-        let id = self.request(Route::Answer(sender), request);
-        let link = Arc::clone(self);
-        let asked = Asked { link, id, leaves: true };
+        let asked = self.request(Route::Answer(sender), request);
         let link = Arc::clone(self);
         let answer = Answer { link, receiver };
         async move {
@@ -270,12 +284,7 @@ impl Link {
     pub(crate) async fn reserve(self: &Arc<Self>, nbytes: u64, wait: Duration) -> Result<Reserved, Option<Reply>> {
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let (sender, answer) = oneshot::channel();
-        let id = self.request(Route::Answer(sender), |id| Request::Reserve { id, nbytes, wait_ms });
-        let asked = Asked {
-            link: Arc::clone(self),
-            id,
-            leaves: true,
-        };
+        let asked = self.request(Route::Answer(sender), |id| Request::Reserve { id, nbytes, wait_ms });
         match answer.await.ok() {
             Some(Reply::Reserved { .. }) => Ok(Reserved(asked)),
             other => Err(other),
@@ -296,6 +305,7 @@ impl Link {
         let _route = Asked {
             link: Arc::clone(self),
             id: self.route(Route::Answer(sender)),
+            waits: None,
             leaves: false,
         };
         let _ = ended.await;
@@ -309,11 +319,16 @@ impl Link {
         id
     }
 
-    fn request(&self, route: Route, request: impl FnOnce(u32) -> Request) -> u32 {
+    fn request(self: &Arc<Self>, route: Route, request: impl FnOnce(u32) -> Request) -> Asked {
         let id = self.route(route);
         // Where the connection has ended, the route is dropped, which says so.
-        self.send(&request(id));
-        id
+        let waits = self.outbox.send(&request(id));
+        Asked {
+            link: Arc::clone(self),
+            id,
+            waits,
+            leaves: true,
+        }
     }
 }
 
@@ -350,6 +365,9 @@ fn decline(outbox: &Outbox, reply: &Reply) {
 struct Asked {
     link: Arc<Link>,
     id: u32,
+    /// It may still wait to be sent.
+    waits: Option<Ticket>,
+    /// The holder is told that nobody waits any more.
     leaves: bool,
 }
 
@@ -358,7 +376,8 @@ impl Drop for Asked {
         if let Some(routes) = lock(&self.link.routes.0).as_mut() {
             routes.remove(&self.id);
         }
-        if self.leaves {
+        // What the holder never hears of need not be taken back: with one that stands still, that would pile up.
+        if self.leaves && !self.waits.is_some_and(|ticket| self.link.outbox.withdraw(ticket)) {
             self.link.send(&Request::Leave { id: self.id });
         }
     }
@@ -436,3 +455,6 @@ async fn receive(mut reader: Reader, routes: &Routes, outbox: &Outbox) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,13 +7,16 @@ use stagewire_core::{Capability, ErrorClass, Failure, Handle, PayloadId, Peer, T
 use tokio::time::Instant;
 
 use crate::connector::Shared;
-use crate::link::Reserved;
+use crate::link::{Link, LinkError, Reserved};
 use crate::live::{Claim, Gone, Live};
 use crate::wire::{self, PutBytes, Refusal, Reply, Request};
 use crate::{PutError, PutPlace};
 
 /// How much longer the answer may take than what the store itself waits.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// What reaching the store may take of the time that there is, where that is less.
+const REACH_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// What a put says besides the payload.
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,10 +40,16 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put<'_>) ->
     let exchange = async {
         // Room is reserved on one connection.
         let reserved = reserved.filter(|reserved| reserved.link().is_open());
-        let link = match reserved {
-            Some(reserved) => Arc::clone(reserved.link()),
-            None => shared.links().to(&store).await?,
+        let reached = async {
+            match reserved {
+                Some(reserved) => {
+                    reserved.link().room().await;
+                    Ok(Arc::clone(reserved.link()))
+                }
+                None => shared.links().to(&store).await,
+            }
         };
+        let link = reach(&at(Some(&*store)), wait, reached).await?;
         let left = wait.saturating_sub(begin.elapsed());
         let request = |id| Request::Put {
             id,
@@ -57,9 +66,9 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put<'_>) ->
         let reply = link.ask(request).await;
         Ok((link, reply))
     };
+    let at = || at(Some(&*store));
     let waited = wait.saturating_add(GRACE);
     let reply = tokio::time::timeout(waited, exchange).await;
-    let at = || at(Some(&*store));
     let error = match reply {
         Ok(Ok((link, Some(reply @ Reply::Stored { .. })))) => {
             let taken = stored(&reply).map(|stored| (stored, claim.map_or(Ok(()), |claim| take_over(claim, &store))));
@@ -85,7 +94,7 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put<'_>) ->
             }
             refused(at(), reply)
         }
-        Ok(Err(source)) => PutError::Link { at: at(), source },
+        Ok(Err(error)) => error,
         Err(_) => PutError::Deadline { at: at(), waited },
     };
     // From here on the store cannot take it any more. It may have, and its answer was lost.
@@ -152,13 +161,26 @@ pub(crate) async fn reserve(shared: &Arc<Shared>, live: &Live, wait: Duration) -
     let tensors = live.handle().manifest.tensors();
     let nbytes = tensors.map(|tensor| tensor.nbytes().0.next_multiple_of(PAGE)).sum();
     let exchange = async {
-        let link = shared.links().to(&store).await;
-        let link = link.map_err(|source| PutError::Link { at: at(), source })?;
+        let link = reach(&at(), wait, shared.links().to(&store)).await?;
         link.reserve(nbytes, wait).await.map_err(|reply| refused(at(), reply))
     };
     let waited = wait.saturating_add(GRACE);
     let reserved = tokio::time::timeout(waited, exchange).await;
     reserved.unwrap_or_else(|_| Err(PutError::Deadline { at: at(), waited }))
+}
+
+/// Waits for a connection that takes a request, no longer than there is time.
+async fn reach(
+    at: &PutPlace,
+    wait: Duration,
+    reached: impl Future<Output = Result<Arc<Link>, LinkError>>,
+) -> Result<Arc<Link>, PutError> {
+    let at = || Box::new(at.clone());
+    let waited = wait.max(REACH_AT_LEAST);
+    match tokio::time::timeout(waited, reached).await {
+        Ok(link) => link.map_err(|source| PutError::Link { at: at(), source }),
+        Err(_) => Err(PutError::Deadline { at: at(), waited }),
+    }
 }
 
 fn refused(at: Box<PutPlace>, reply: Option<Reply>) -> PutError {

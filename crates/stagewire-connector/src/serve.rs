@@ -186,7 +186,8 @@ struct Replies(Arc<Outbox>);
 
 impl Replies {
     async fn send(&self, reply: &Reply) {
-        self.0.send_in_turn(reply).await;
+        self.0.room().await;
+        self.0.send(reply);
     }
 
     fn send_now(&self, reply: &Reply) {
@@ -231,6 +232,8 @@ impl Session {
 
     async fn run(&mut self, reader: &mut Reader) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         while let Some(frame) = reader.next().await {
+            // Who does not read what it is answered is not read from either.
+            self.replies.0.room().await;
             self.request(wire::decode(&frame?)?).await;
             while self.tasks.try_join_next().is_some() {}
         }

@@ -345,7 +345,7 @@ impl Consumer {
         while !self.done {
             if self.watching.is_none() {
                 // Acknowledged before anything was read, or the connection was lost.
-                self.watching = self.watch().await.ok();
+                self.watch_again().await;
             }
             let told = match &mut self.watching {
                 Some(watching) => tokio::time::timeout(FINISH_WITHIN, watching.finish()).await,
@@ -373,6 +373,12 @@ impl Consumer {
         Ok(())
     }
 
+    /// Follows the payload once more, to say that it was read, where the holder can be asked soon.
+    async fn watch_again(&mut self) {
+        let watching = tokio::time::timeout(FINISH_WITHIN, self.watch()).await;
+        self.watching = watching.ok().and_then(Result::ok);
+    }
+
     /// Tells the holder that the store of this process has every byte, which is to keep them from now on.
     ///
     /// # Errors
@@ -381,7 +387,7 @@ impl Consumer {
         // The connection may have been lost by itself: whether the holder heard, it says to who asks again.
         for _ in 0..2 {
             if self.watching.is_none() {
-                self.watching = self.watch().await.ok();
+                self.watch_again().await;
             }
             let Some(mut watching) = self.watching.take() else {
                 break;

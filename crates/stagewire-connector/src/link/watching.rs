@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{Link, lock};
+use super::Asked;
 use crate::wire::{Refusal, Request, State};
 
 /// What the holder has said of a payload so far.
@@ -21,20 +21,13 @@ pub(crate) struct Heard {
 /// Follows a payload at its holder. Dropping it tells the holder that the consumer has left.
 #[derive(Debug)]
 pub(crate) struct Watching {
-    link: Arc<Link>,
-    id: u32,
-    leaves: bool,
+    asked: Asked,
     heard: watch::Receiver<Heard>,
 }
 
 impl Watching {
-    pub(super) fn new(link: Arc<Link>, id: u32, heard: watch::Receiver<Heard>) -> Self {
-        Self {
-            link,
-            id,
-            leaves: true,
-            heard,
-        }
+    pub(super) const fn new(asked: Asked, heard: watch::Receiver<Heard>) -> Self {
+        Self { asked, heard }
     }
 
     /// What was heard last.
@@ -69,22 +62,11 @@ impl Watching {
 
     /// Tells the holder that the consumer has every byte, and waits until it knows, refuses, or is gone.
     pub(crate) async fn finish(&mut self) {
-        self.leaves = false;
-        self.link.send(&Request::Finish { id: self.id });
+        self.asked.leaves = false;
+        self.asked.link.send(&Request::Finish { id: self.asked.id });
         let _ = self
             .heard
             .wait_for(|heard| heard.finished || heard.refused.is_some())
             .await;
-    }
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        if let Some(routes) = lock(&self.link.routes.0).as_mut() {
-            routes.remove(&self.id);
-        }
-        if self.leaves {
-            self.link.send(&Request::Leave { id: self.id });
-        }
     }
 }

@@ -21,6 +21,7 @@ mod process;
 mod protocol;
 mod second;
 mod soak;
+mod stopped;
 mod store;
 mod transfer;
 mod transports;

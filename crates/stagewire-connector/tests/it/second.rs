@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use stagewire_connector::{
     Carrier, Connector, ConnectorOptions, ConsumeOptions, Consumer, Owner, Publication, PublishSpec, StoreService,
@@ -176,6 +177,10 @@ impl Second {
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.0.signal(signal);
     }
 
     /// `kill -9`, and waits until it is dead.

@@ -260,6 +260,7 @@ impl Source {
             body,
         };
         let body = protocol::encode(&ask);
+        link.room().await;
         let reply = link.ask(|id| Request::Kv { id, body }).await?;
         self.silence.heard();
         let Reply::Kv { body, .. } = reply else { return None };
