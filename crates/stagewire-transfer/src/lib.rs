@@ -119,6 +119,7 @@
 )]
 
 mod arena;
+mod batch;
 mod budget;
 mod buffer;
 mod cma;

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use stagewire_core::{Device, Record};
 
+use crate::batch::record_reading;
 use crate::copy::{self, MoveError, Mover, Plan, Shape};
 use crate::link::Grip;
 use crate::target::Claim;
@@ -32,8 +33,8 @@ impl<'a> Pull<'a> {
     }
 
     /// Copies on this thread, before anything else happens on it: there is nothing to watch, to wait for, or to bound.
-    fn at_once(self, mover: &impl Mover) -> Result<(), TransferError> {
-        copy::at_once(&self.plan, mover, &self.claim).map_err(|error| failed(self.grip, error))?;
+    fn at_once(self, records: &[Record], mover: &impl Mover) -> Result<(), TransferError> {
+        copy::at_once(&self.plan, mover, &self.claim).map_err(|error| failed(self.grip, records, error))?;
         let bytes = self.plan.bytes();
         succeeded(self.grip, self.attempt, self.claim, bytes);
         Ok(())
@@ -122,17 +123,18 @@ pub(crate) async fn pull<M: Mover>(
     tokio::task::consume_budget().await;
     let pull = Pull::begin(grip, records, dst, shape)?;
     if copy::is_short(&pull.plan) {
-        return pull.at_once(&mover);
+        return pull.at_once(records, &mover);
     }
     let copied = pull.by(options, |plan, claim| async move {
-        copy::run(plan, mover, claim).await.map_err(|error| failed(grip, error))
+        let copied = copy::run(plan, mover, claim).await;
+        copied.map_err(|error| failed(grip, records, error))
     });
     // In a box of its own, so that a short pull carries nothing of it.
     Box::pin(copied).await
 }
 
 /// The error that a failed copy means.
-fn failed(grip: &Grip, error: MoveError) -> TransferError {
+fn failed(grip: &Grip, records: &[Record], error: MoveError) -> TransferError {
     let (link, region) = (grip.link(), grip.region());
     match error {
         MoveError::Lost => link.peer_lost(),
@@ -141,6 +143,7 @@ fn failed(grip: &Grip, error: MoveError) -> TransferError {
             peer: link.peer(),
             pid: link.process().pid,
             region,
+            record: record_reading(records, offset),
             offset,
         },
         MoveError::Os(error) => TransferError::Io {

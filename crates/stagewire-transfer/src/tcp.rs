@@ -36,6 +36,7 @@ pub use options::TcpOptions;
 pub(crate) use pool::LanePool;
 pub(crate) use serve::{Server, Service};
 
+use crate::batch::record_after;
 use crate::copy::Shape;
 use crate::link::{Grip, Link};
 use crate::network::Lanes;
@@ -172,7 +173,7 @@ impl TcpPinned {
     }
 
     /// The error that a fault means, after a moment in which the death of the peer may show.
-    async fn fault(&self, what: &'static str, fault: LaneFault) -> TransferError {
+    async fn fault(&self, what: &'static str, records: &[Record], fault: LaneFault) -> TransferError {
         let link = self.grip.link();
         let (peer, pid, region) = (link.peer(), link.process().pid, self.grip.region());
         let backend = |problem: String| TransferError::Backend {
@@ -200,15 +201,20 @@ impl TcpPinned {
         match ended {
             ReceiveError::Refused(Refusal::NotHeld) => TransferError::Released { peer, region },
             ReceiveError::Refused(Refusal::ReadOnly) => TransferError::ReadOnly { peer, region },
-            ReceiveError::Refused(Refusal::Corrupt { at }) => TransferError::Corrupt { peer, region, at },
+            ReceiveError::Refused(Refusal::Corrupt { at }) => TransferError::Corrupt {
+                peer,
+                region,
+                record: record_after(records, at),
+            },
             ReceiveError::Refused(Refusal::TooSlow { after }) => TransferError::TooSlow { peer, region, after },
             ReceiveError::Refused(Refusal::Memory) => backend("the owner has no memory to receive it".to_owned()),
             ReceiveError::Refused(Refusal::Bounds) => {
                 backend("the owner says that the records leave the region".to_owned())
             }
-            ReceiveError::Corrupt { expected, found, .. } => TransferError::Digest {
+            ReceiveError::Corrupt { at, expected, found } => TransferError::Digest {
                 peer,
                 region,
+                record: record_after(records, at),
                 expected,
                 found,
             },

@@ -131,10 +131,11 @@ pub trait Pinned: Debug + Send + Sync + 'static {
     }
 
     /// Copies records of the region into `dst` and confirms that the region was in place and its owner alive until
-    /// the end. Either all bytes of the batch are exact, or there is an error and none counts as written.
+    /// the end. Either all bytes of the batch are exact, or there is an error and none counts as written: records that had
+    /// come by then are pulled again with the others.
     ///
     /// # Errors
-    /// [`TransferError`].
+    /// [`TransferError`]; where one record is the reason, [`TransferError::record`] says which.
     ///
     /// # Cancel safety
     /// A dropped future stops the copy soon; the copy keeps pin and destination alive until then, and the destination
@@ -147,7 +148,7 @@ pub trait Pinned: Debug + Send + Sync + 'static {
     /// # Errors
     /// [`TransferError::Unsupported`] where [`Abilities::push`] is false, [`TransferError::ReadOnly`] unless the owner
     /// registered [`Memory::Writable`], [`TransferError::InDoubt`] where the bytes may still be written; else
-    /// [`TransferError`].
+    /// [`TransferError`]. Where one record is the reason, [`TransferError::record`] says which.
     ///
     /// # Cancel safety
     /// A dropped future may have written all, part or nothing; `src` is kept for as long as it may be read.

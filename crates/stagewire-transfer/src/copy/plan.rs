@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use stagewire_core::{Record, RecordError};
 
 use crate::TransferError;
+use crate::batch::records_writing;
 
 /// Rows of one batch at most, after rows without a gap between them are taken together. Each costs some tens of bytes of
 /// bookkeeping; a larger batch gains nothing.
@@ -158,12 +159,19 @@ fn joined(records: &[Record]) -> Records {
 /// The destination bytes, each proven to be written once.
 fn written(records: &[Record]) -> Result<Written, TransferError> {
     let rows = || merged(records).flat_map(destination);
-    if rows().is_sorted_by_key(|row| row.start) {
-        return united(rows());
-    }
-    let mut rows: Vec<Range<u64>> = rows().collect();
-    rows.sort_unstable_by_key(|row| row.start);
-    united(rows)
+    let united = if rows().is_sorted_by_key(|row| row.start) {
+        united(rows())
+    } else {
+        let mut rows: Vec<Range<u64>> = rows().collect();
+        rows.sort_unstable_by_key(|row| row.start);
+        united(rows)
+    };
+    united.map_err(|byte| {
+        let mut writing = records_writing(records, byte);
+        let mut next = || writing.next().unwrap_or_default();
+        let (first, second) = (next(), next());
+        TransferError::Overlap { byte, first, second }
+    })
 }
 
 /// The destination bytes of a checked record: all of them at once, or row by row where they have gaps.
@@ -185,12 +193,12 @@ fn destination(record: Record) -> impl Iterator<Item = Range<u64>> {
         .map(move |start| start..start + len)
 }
 
-/// Sorted rows; those that touch become one.
-fn united(rows: impl IntoIterator<Item = Range<u64>>) -> Result<Written, TransferError> {
+/// Sorted rows; those that touch become one. Fails with a byte that is in two of them.
+fn united(rows: impl IntoIterator<Item = Range<u64>>) -> Result<Written, u64> {
     let mut united = Written::new();
     for row in rows {
         match united.last_mut() {
-            Some(last) if row.start < last.end => return Err(TransferError::Overlap { byte: row.start }),
+            Some(last) if row.start < last.end => return Err(row.start),
             Some(last) if row.start == last.end => last.end = row.end,
             _ => united.push(row),
         }
@@ -299,7 +307,11 @@ mod tests {
         let double = [Record::contiguous(0, 0, 10), Record::contiguous(50, 9, 5)];
         assert!(matches!(
             plan(&double, 100, 100),
-            Err(TransferError::Overlap { byte: 9 })
+            Err(TransferError::Overlap {
+                byte: 9,
+                first: 0,
+                second: 1
+            })
         ));
         assert!(matches!(plan(&[rows(MAX_ROWS + 1, 1, 2, 2)], u64::MAX, u64::MAX),
             Err(TransferError::TooManyRows { rows, .. }) if rows == MAX_ROWS + 1));
@@ -369,7 +381,10 @@ mod tests {
                     prop_assert_eq!(counted, hit);
                     prop_assert_eq!(plan.bytes(), records.iter().map(Record::nbytes).sum::<u64>());
                 }
-                Err(TransferError::Overlap { byte }) => prop_assert!(hits[byte as usize] > 1),
+                Err(TransferError::Overlap { byte, first, second }) => {
+                    prop_assert!(hits[byte as usize] > 1 && first < second, "{first} and {second}");
+                    prop_assert!(records_writing(&records, byte).take(2).eq([first, second]));
+                }
                 Err(TransferError::Record { .. }) => prop_assert!(!legal),
                 Err(other) => panic!("{other}"),
             }

@@ -7,6 +7,8 @@ use stagewire_core::{Classify, Device, ErrorClass, Incarnation, RecordError};
 use super::TargetError;
 
 /// Why a pin, pull, push or map ended without success. No byte of a pull's destination counts as written.
+///
+/// A batch ends as one: what is wrong with one record fails all of them, and [`TransferError::record`] says which it was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "the fields are the values that the message shows")]
@@ -68,16 +70,25 @@ pub enum TransferError {
         how: String,
     },
     #[error(
-        "bytes of region {region} of peer {peer} arrived changed: their digest is {found:016x}, sent was {expected:016x}"
+        "bytes of region {region} of peer {peer} arrived changed, in record {record} of the batch or, in the same frame, \
+         right behind it: their digest is {found:016x}, sent was {expected:016x}"
     )]
     Digest {
         peer: Incarnation,
         region: u64,
+        record: usize,
         expected: u64,
         found: u64,
     },
-    #[error("bytes from {at} on of a push into region {region} of peer {peer} arrived changed; nothing was written")]
-    Corrupt { peer: Incarnation, region: u64, at: u64 },
+    #[error(
+        "bytes of a push into region {region} of peer {peer} arrived changed, in record {record} of the batch or, in the \
+         same frame, right behind it; nothing was written"
+    )]
+    Corrupt {
+        peer: Incarnation,
+        region: u64,
+        record: usize,
+    },
     #[error(
         "{transport} moves host memory only, this is on {device}; nixl and mooncake-engine reach devices, or copy it to the host"
     )]
@@ -98,19 +109,21 @@ pub enum TransferError {
         region: u64,
         after: Duration,
     },
-    #[error("two records of the batch write destination byte {byte}")]
-    Overlap { byte: u64 },
+    #[error("records {first} and {second} of the batch both write destination byte {byte}")]
+    Overlap { byte: u64, first: usize, second: usize },
     #[error("the batch has {rows} rows, at most {max} are allowed; use several batches, or fewer, wider rows")]
     TooManyRows { rows: u64, max: u64 },
     #[error("the destination cannot take these records")]
     Target(#[from] TargetError),
     #[error(
-        "peer {peer} (pid {pid}) cannot be read at byte {offset} of region {region}: it registered memory that is not mapped"
+        "peer {peer} (pid {pid}) cannot be read at byte {offset} of region {region}, for record {record} of the batch: it \
+         registered memory that is not mapped"
     )]
     Unreadable {
         peer: Incarnation,
         pid: u32,
         region: u64,
+        record: usize,
         offset: u64,
     },
     #[error("{transport} cannot {ability}; {instead}")]
@@ -145,6 +158,21 @@ pub enum TransferError {
         #[source]
         error: io::Error,
     },
+}
+
+impl TransferError {
+    /// The record of the batch that the error is about, by its index; the first where it is about several. `None` where it
+    /// is about the batch as a whole, as when the peer is lost.
+    pub fn record(&self) -> Option<usize> {
+        match self {
+            Self::Record { index, .. } => Some(*index),
+            Self::Digest { record, .. }
+            | Self::Corrupt { record, .. }
+            | Self::Unreadable { record, .. }
+            | Self::Overlap { first: record, .. } => Some(*record),
+            _ => None,
+        }
+    }
 }
 
 impl Classify for TransferError {
@@ -200,7 +228,9 @@ impl Classify for TransferError {
 
     fn details(&self) -> BTreeMap<String, String> {
         let (peer, region) = match self {
-            Self::PeerLost { peer, .. } | Self::EngineStuck { peer, .. } | Self::Full { peer, .. } => (peer, None),
+            Self::PeerLost { peer, .. } | Self::EngineStuck { peer, .. } | Self::Full { peer, .. } => {
+                (Some(peer), None)
+            }
             Self::Deadline { peer, region, .. }
             | Self::UnknownRegion { peer, region }
             | Self::Released { peer, region }
@@ -215,13 +245,17 @@ impl Classify for TransferError {
             | Self::Corrupt { peer, region, .. }
             | Self::Backend { peer, region, .. }
             | Self::TooSlow { peer, region, .. }
-            | Self::Io { peer, region, .. } => (peer, Some(region)),
-            _ => return BTreeMap::new(),
+            | Self::Io { peer, region, .. } => (Some(peer), Some(region)),
+            _ => (None, None),
         };
-        let mut details = BTreeMap::from([("peer".to_owned(), peer.to_string())]);
-        if let Some(region) = region {
-            details.insert("region".to_owned(), region.to_string());
-        }
-        details
+        let details = [
+            ("peer", peer.map(ToString::to_string)),
+            ("region", region.map(ToString::to_string)),
+            ("record", self.record().map(|record| record.to_string())),
+        ];
+        let given = details
+            .into_iter()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        given.collect()
     }
 }

@@ -115,6 +115,7 @@ pub(crate) async unsafe fn push(
     let transfer = lane.next_transfer();
     let stream = &lane.stream;
     let total = parts.iter().flatten().map(Record::nbytes).sum();
+    let mut before = 0;
     for (index, part) in parts.iter().enumerate() {
         let runs: Vec<Run> = part.iter().map(Run::destination).collect();
         let rows = rows(part.iter().map(Run::source), local.len)?;
@@ -143,9 +144,11 @@ pub(crate) async unsafe fn push(
         };
         // SAFETY: the rows were checked against the memory; for the rest the caller vouches.
         if let Err(error) = unsafe { send(stream, framing, pace, source, &rows).await } {
-            return Err(why(stream, transfer, error).await);
+            return Err(why(stream, transfer, error).await.behind(before));
         }
-        expect(stream, transfer, FrameKind::Staged).await?;
+        let staged = expect(stream, transfer, FrameKind::Staged).await;
+        staged.map_err(|error| error.behind(before))?;
+        before += rows.bytes();
     }
     asked.store(true, Ordering::Relaxed);
     let apply = Head {

@@ -42,7 +42,7 @@ impl TcpPinned {
                 )
                 .await
             };
-            finish(self, claim, pulled).await
+            finish(self, records, claim, pulled).await
         })
         .await
     }
@@ -70,7 +70,13 @@ impl TcpPinned {
         }
         let share = bytes.div_ceil(options.lanes.max(1) as u64).max(LEAST_PART);
         let parts = parts(records, MAX_RECORDS, if spread { share } else { u64::MAX });
-        let parts = Mutex::new(VecDeque::from(parts));
+        let mut before = 0;
+        let behind = |part: Vec<Record>| {
+            let behind = before;
+            before += part.iter().map(Record::nbytes).sum::<u64>();
+            (behind, part)
+        };
+        let parts = Mutex::new(parts.into_iter().map(behind).collect());
         if !spread {
             // SAFETY: the caller's contract.
             return unsafe { self.pull_parts(pool, turn, &parts, local).await };
@@ -81,7 +87,7 @@ impl TcpPinned {
         try_join_all(workers).await.map(drop)
     }
 
-    /// Pulls one part after the other over one lane.
+    /// Pulls one part after the other over one lane; each comes with the bytes of the batch before it.
     ///
     /// # Safety
     /// As [`ask::pull`].
@@ -89,19 +95,20 @@ impl TcpPinned {
         &self,
         pool: &LanePool,
         turn: Turn<'_>,
-        parts: &Mutex<VecDeque<Vec<Record>>>,
+        parts: &Mutex<VecDeque<(u64, Vec<Record>)>>,
         local: Local,
     ) -> Result<(), LaneFault> {
         let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
         let wish = self.wish();
         let mut lane = None;
-        while let Some(part) = next() {
+        while let Some((before, part)) = next() {
             if lane.is_none() {
                 lane = Some(self.lane(pool, &turn).await?);
             }
             let lane = lane.as_mut().expect("just taken");
             // SAFETY: the caller's contract.
-            unsafe { ask::pull(lane, wish, local, &part).await }.map_err(LaneFault::Ended)?;
+            let pulled = unsafe { ask::pull(lane, wish, local, &part).await };
+            pulled.map_err(|error| LaneFault::Ended(error.behind(before)))?;
         }
         if let Some(lane) = lane {
             pool.give_back(lane);
@@ -129,13 +136,18 @@ impl TcpPinned {
     }
 }
 
-async fn finish(pinned: &TcpPinned, claim: Claim, pulled: Result<(), LaneFault>) -> Result<Claim, TransferError> {
+async fn finish(
+    pinned: &TcpPinned,
+    records: &[Record],
+    claim: Claim,
+    pulled: Result<(), LaneFault>,
+) -> Result<Claim, TransferError> {
     match pulled {
         Ok(()) => Ok(claim),
         Err(fault) => {
             // Nothing writes any more: the bytes are free before it is known what happened.
             drop(claim);
-            Err(pinned.fault("pull", fault).await)
+            Err(pinned.fault("pull", records, fault).await)
         }
     }
 }

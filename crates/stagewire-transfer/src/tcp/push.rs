@@ -27,7 +27,7 @@ impl TcpPinned {
             let outcome = self.push_from(records, src, asked).await;
             match outcome {
                 Ok(()) => Ok(()),
-                Err(fault) => Err(self.fault("push", fault).await),
+                Err(fault) => Err(self.fault("push", records, fault).await),
             }
         });
         pushed.await.map_err(|error| {

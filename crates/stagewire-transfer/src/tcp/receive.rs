@@ -28,6 +28,21 @@ pub(crate) enum ReceiveError {
     Io(#[from] io::Error),
 }
 
+impl ReceiveError {
+    /// The same, of a stream that is part of a longer one, behind so many bytes.
+    pub(crate) fn behind(self, bytes: u64) -> Self {
+        match self {
+            Self::Corrupt { at, expected, found } => Self::Corrupt {
+                at: at + bytes,
+                expected,
+                found,
+            },
+            Self::Refused(Refusal::Corrupt { at }) => Self::Refused(Refusal::Corrupt { at: at + bytes }),
+            other => other,
+        }
+    }
+}
+
 /// Receives all rows, and to the end also where a digest is wrong, so that the lane can be used again.
 ///
 /// # Safety

@@ -375,6 +375,22 @@ async fn a_push_that_arrives_changed_writes_nothing() {
 }
 
 #[tokio::test]
+async fn a_push_in_parts_that_arrives_changed_is_told_by_the_place_in_all_of_it() {
+    let (half, request) = (LEN as u64 / 2, REQUEST_HEAD + super::frame::RUN);
+    let parts = [0, half].map(|at| vec![Record::contiguous(at, at, half)]);
+    let frame = (256 << 10).min(half as usize);
+    // Behind all of the first part.
+    let first = request + half as usize + (half as usize).div_ceil(frame) * HEAD;
+    let damage = first + request + HEAD + 777;
+    let mut owner = damaged(owner(true).await, None, Some(damage)).await;
+    let pushed = owner.push(1, true, &bytes(1), &parts).await;
+    assert!(
+        matches!(pushed, Err(ReceiveError::Refused(Refusal::Corrupt { at })) if at == half),
+        "{pushed:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_push_whose_sender_leaves_before_it_applies_writes_nothing() {
     let source = bytes(1);
     let halves = parts(&[Record::contiguous(0, 0, LEN as u64)], 1, LEN as u64 / 2);

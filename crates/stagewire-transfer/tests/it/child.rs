@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use stagewire_core::{ByteCount, Classify, Incarnation, Peer, Record, RegionRef};
 use stagewire_transfer::{
-    ConnectOptions, HostStats, NetworkOptions, Pinned, RegisterOptions, Target, TransferOptions, Writable,
+    ConnectOptions, HostStats, Memory, NetworkOptions, Pinned, RegisterOptions, Target, TransferOptions, Writable,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
@@ -190,6 +190,11 @@ impl Child {
         .await;
     }
 
+    /// Has it take the second half of its region away from everybody, which is borrowed memory.
+    pub(crate) async fn hide(&mut self) {
+        self.ask::<()>("hide").await;
+    }
+
     /// Releases its region.
     pub(crate) async fn release(&mut self) {
         self.ask::<()>("release").await;
@@ -283,6 +288,10 @@ async fn produce() {
     let host = Node::start_as(dir.as_ref(), Incarnation(incarnation), options).await;
     let bytes = support::bulk(argument(ARGUMENT).parse().expect("a length"));
     let memory = support::memory(&host, &transport, &bytes);
+    let address = match &memory {
+        Memory::Borrowed(borrowed) => borrowed.as_ptr().addr().get(),
+        _ => 0,
+    };
     let register = host.transport(&transport).register(memory, RegisterOptions::default());
     let mut region = Some(register.expect("registered"));
     let reference = region
@@ -311,6 +320,10 @@ async fn produce() {
                     region = None;
                     say(&());
                 }
+                "hide" => {
+                    hide(address, bytes.len() / 2);
+                    say(&());
+                }
                 other => panic!("no command {other}"),
             }
         }
@@ -318,6 +331,16 @@ async fn produce() {
     })
     .await
     .expect("no panic");
+}
+
+/// Lets nobody read memory from so many bytes behind this address on, for as long again, to whole pages.
+#[expect(unsafe_code, reason = "breaks a promise about memory")]
+fn hide(address: usize, half: usize) {
+    let page = rustix::param::page_size();
+    let begin = std::ptr::with_exposed_provenance_mut((address + half).next_multiple_of(page));
+    // SAFETY: pages in the middle of memory that nobody uses in this process any more.
+    let hidden = unsafe { libc::mprotect(begin, half / page * page - page, libc::PROT_NONE) };
+    assert_eq!(hidden, 0, "{}", io::Error::last_os_error());
 }
 
 /// Forks, and tells the parent who the fork is.

@@ -329,3 +329,40 @@ async fn shm_successor_on_the_same_socket_is_another_one() {
 async fn cma_successor_on_the_same_socket_is_another_one() {
     a_successor_on_the_same_socket_is_another_one("cma").await;
 }
+
+/// Its memory went while it was registered, which its owner had promised not to let happen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_went_under_a_pin_fails_the_record_that_needs_it() {
+    let (_parent, dir) = run_dir();
+    if !cma_works(&dir).await {
+        return;
+    }
+    let reader = Node::start(&dir).await;
+    let (mut child, (peer, region)) = Child::producer(&dir, "cma", LEN).await;
+    let connected = reader.transport("cma").connect(&peer, ConnectOptions::default()).await;
+    let pinned = connected
+        .expect("connected")
+        .pin(&region, TransferOptions::default())
+        .await;
+    let pinned = pinned.expect("pinned");
+    child.hide().await;
+    let target = Target::allocate(LEN as u64).expect("memory");
+    // Short rows, which are copied at once, and long ones, which two threads copy.
+    for width in [4096, 1 << 20] {
+        let record = |at: u64| Record::contiguous(at, (LEN as u64 - at) / 2, width);
+        let (half, end) = (LEN as u64 / 2, LEN as u64 - (8 << 20));
+        let batch = [record(0), record(half - width), record(end), record(half / 2)];
+        let error = pinned.pull(&batch, &target, TransferOptions::default()).await;
+        let error = error.expect_err("it cannot be read");
+        assert_eq!(
+            (error.reason(), error.record()),
+            ("transfer.unreadable", Some(2)),
+            "{error}"
+        );
+        assert!(target.is_idle() && target.slice(0..1).is_err(), "it counts as written");
+        let good = [batch[0], batch[1], batch[3]];
+        let target = Target::allocate(LEN as u64).expect("memory");
+        let pulled = pinned.pull(&good, &target, TransferOptions::default()).await;
+        pulled.expect("the other half is there");
+    }
+}

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Record};
@@ -103,6 +104,58 @@ async fn a_changed_byte_is_corrupt_and_nothing_counts_as_written() {
         .pull(&[short], &target, TransferOptions::default())
         .await
         .expect("pulled");
+}
+
+/// In one request, and in the second of those that a large batch needs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_record_that_arrived_changed_is_named() {
+    const PART: u64 = 4096;
+    for (records, damaged) in [(10, 5), (PART + 1000, PART + 3)] {
+        let (width, passed) = (LEN as u64 / records, AtomicUsize::new(0));
+        // Frames are of 256 KiB, and begin anew with each request.
+        let frame = 256 << 10;
+        let begin = damaged / PART * PART * width;
+        let begin = begin + (damaged * width - begin) / frame * frame;
+        let at = (damaged * width) as usize;
+        let (_parent, dir) = run_dir();
+        let tamper = move |bytes: &mut [u8]| {
+            // What is short is no payload. Heads between the frames are some bytes more, in a record of many.
+            if bytes.len() > 1000 {
+                let before = passed.fetch_add(bytes.len(), Ordering::Relaxed);
+                if (before..before + bytes.len()).contains(&at) {
+                    bytes[at - before] ^= 1;
+                }
+            }
+            true
+        };
+        let (owner, _proxy) = behind_proxy(&dir, Arc::new(tamper)).await;
+        let reader = Node::start(&dir).await;
+        let registered = owner
+            .transport("tcp")
+            .register(Borrowed::from(support::bulk(LEN)).into(), RegisterOptions::default());
+        let region = registered.expect("registered");
+        let remote = reader
+            .transport("tcp")
+            .connect(&owner.peer(), ConnectOptions::default())
+            .await;
+        let pinned = remote
+            .expect("connected")
+            .pin(&region.reference(), TransferOptions::default())
+            .await;
+        // In reverse, so that no two are one.
+        let record = |number| Record::contiguous(number * width, (records - 1 - number) * width, width);
+        let batch: Vec<Record> = (0..records).map(record).collect();
+        let target = Target::allocate(LEN as u64).expect("memory");
+        let pulled = pinned
+            .expect("pinned")
+            .pull(&batch, &target, TransferOptions::default())
+            .await;
+        let error = pulled.expect_err("a bit is wrong");
+        let first = (begin / width) as usize;
+        assert_eq!(error.record(), Some(first), "{error}");
+        assert_eq!(error.details()["record"], first.to_string());
+        assert!(target.is_idle() && target.slice(0..1).is_err(), "it counts as written");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
