@@ -50,6 +50,14 @@ pub struct Counters {
     pub payloads_lost: u64,
     pub stages_reopened: u64,
     pub stages_skipped: u64,
+    /// Stages that were done with what another job had made.
+    pub stages_cached: u64,
+    /// Times that a stage waited for another job that made the same.
+    pub stages_awaited: u64,
+    /// Payloads that were kept for other jobs.
+    pub cache_kept: u64,
+    /// Those among them that are not kept any more.
+    pub cache_dropped: u64,
     pub workers_lost: u64,
 }
 
@@ -116,6 +124,10 @@ impl Counters {
                 Discard::Crowded => &mut self.dead_letters_crowded_out,
             },
             Event::StageSkipped { .. } => &mut self.stages_skipped,
+            Event::StageCached { .. } => &mut self.stages_cached,
+            Event::Awaits { .. } => &mut self.stages_awaited,
+            Event::OutputShared { .. } => &mut self.cache_kept,
+            Event::CacheDropped { .. } => &mut self.cache_dropped,
             Event::WorkerLost { .. } => &mut self.workers_lost,
             _ => return,
         };

@@ -151,6 +151,12 @@ pub enum NoticeKind {
     Yielding(Failure),
     /// It has stopped there, and the stage waits for a worker again.
     Yielded(Failure),
+    /// The stage is done: this payload is kept, which another job has made, and which it would make, too.
+    Cached {
+        payload: PayloadId,
+        nbytes: u64,
+        chunks: u32,
+    },
     /// The stage is done, having received these chunks. No attempt where it was skipped.
     StageDone { handovers: Vec<Handover> },
     /// The stage has to run again, or its offer ended; what it showed of its output is retracted.

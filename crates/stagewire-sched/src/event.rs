@@ -108,6 +108,23 @@ pub enum Event {
         by: Option<Preemptor>,
         failure: Failure,
     },
+    /// What the attempt has made is kept for all jobs that would make the same, and none of its own job's any more.
+    OutputShared { token: Token },
+    /// The stage is done: this payload is kept, which an attempt of another job has made, and which it would make, too.
+    StageCached {
+        job: JobId,
+        stage: StageName,
+        payload: PayloadInfo,
+        token: Token,
+    },
+    /// The job does not need this payload any more, which is kept for others.
+    SharedLeft {
+        job: JobId,
+        stage: StageName,
+        payload: PayloadId,
+    },
+    /// The payload is not kept any longer, which no job needs.
+    CacheDropped { payload: PayloadId },
 
     // Volatile.
     /// The worker's stream is up. `claimed` attempts go on, `stale` ones were told to stop, and `unclaimed` payloads
@@ -158,6 +175,10 @@ pub enum Event {
         by: Option<Preemptor>,
         failure: Failure,
     },
+    /// The stage waits, as this other job makes what it would.
+    Awaits { job: JobId, stage: StageName, by: JobId },
+    /// The stage does not wait for another job any more, and takes its turn.
+    AwaitEnded { job: JobId, stage: StageName },
     /// An attempt that was superseded has stopped: its slot is free.
     AttemptStopped { worker: Incarnation, token: Token },
 }
@@ -229,6 +250,8 @@ impl Event {
                 | Self::OfferEnded { .. }
                 | Self::Renewed { .. }
                 | Self::Yielding { .. }
+                | Self::Awaits { .. }
+                | Self::AwaitEnded { .. }
                 | Self::AttemptStopped { .. }
         )
     }
@@ -244,6 +267,10 @@ impl Event {
             | Self::PayloadReleased { job, .. }
             | Self::StageReopened { job, .. }
             | Self::StageSkipped { job, .. }
+            | Self::StageCached { job, .. }
+            | Self::SharedLeft { job, .. }
+            | Self::Awaits { job, .. }
+            | Self::AwaitEnded { job, .. }
             | Self::RetryDue { job, .. }
             | Self::JobRedriven { job }
             | Self::DeadLetterDiscarded { job, .. } => Some(*job),
@@ -254,6 +281,7 @@ impl Event {
             | Self::AttemptLost { token, .. }
             | Self::AttemptFenced { token, .. }
             | Self::PayloadMoved { token, .. }
+            | Self::OutputShared { token }
             | Self::Checkpointed { token, .. }
             | Self::AttemptYielded { token, .. }
             | Self::Yielding { token, .. }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, Failure, Incarnation, Progress, StageName};
+use stagewire_core::{ByteCount, Failure, Incarnation, JobId, Progress, StageName};
 
 /// Why a stage of a job is not done yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +75,8 @@ pub enum WaitCause {
         held: ByteCount,
         advertised: ByteCount,
     },
+    /// Another job, which makes what it would: its stage is offered, or runs.
+    SameWork { job: JobId },
     /// Nothing: it is offered at the next poll. `ahead` and `others` as for a slot.
     Dispatch { ahead: usize, others: usize },
     /// The pipeline to be resumed: the job has not begun. `ahead` and `others` as for a slot.

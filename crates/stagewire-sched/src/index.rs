@@ -26,7 +26,7 @@ pub(crate) struct Index {
     held_by: BTreeSet<(Holder, PayloadId)>,
     /// Jobs that have not ended, the oldest first.
     pub(crate) active: BTreeSet<(u64, JobId)>,
-    /// Those of them that hold a credit or a checkpoint, the oldest first.
+    /// Those of them that hold a credit, a checkpoint or what is kept for several jobs, the oldest first.
     pub(crate) holding: BTreeSet<(u64, JobId)>,
     /// How many of those are offered or run.
     pub(crate) going: usize,
@@ -63,6 +63,8 @@ pub(crate) struct StageMark {
     /// The class for whose sake it was asked to yield.
     yields_to: Option<ClassIndex>,
     credit: bool,
+    /// It needs what is kept for several jobs.
+    shares: bool,
     /// Bytes that are set aside for its output.
     reserved: u64,
     /// Its phase, unless the job has ended.
@@ -102,7 +104,7 @@ pub(crate) struct JobMark {
     died: Option<Timestamp>,
     cancel: Option<Timestamp>,
     drop: Option<Timestamp>,
-    /// Where it holds a credit, or a checkpoint: whether it is offered or runs.
+    /// Where it holds a credit, a checkpoint or what is kept for several jobs: whether it is offered or runs.
     holds: Option<bool>,
     pub(crate) stages: Vec<StageMark>,
 }
@@ -143,18 +145,23 @@ impl JobMark {
         let mark = |stage: StageIndex| {
             let run = job.run(stage);
             let (queued, deadline) = match &run.phase {
+                // One that waits for another job is as if it were not there.
+                Phase::Queued { .. } if run.awaits.is_some() => (None, None),
                 Phase::Queued { again, since } => (Some((*again, *since)), None),
                 Phase::Offered(offer) => (None, Some((offer.deadline, Due::Offer))),
                 Phase::Running(attempt) => (None, Some((attempt.deadline, Due::Attempt))),
-                Phase::Blocked { .. } | Phase::Done { .. } => (None, job.retry_at(stage).map(|at| (at, Due::Retry))),
+                Phase::Blocked { .. } | Phase::Done { .. } | Phase::Cached { .. } => {
+                    (None, job.retry_at(stage).map(|at| (at, Due::Retry)))
+                }
             };
-            let live = run.output.live();
+            let live = run.output.own();
             let making = match &run.phase {
                 Phase::Offered(offer) => Some(offer.nbytes),
                 Phase::Running(attempt) => Some(attempt.nbytes),
-                Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => None,
+                Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } | Phase::Cached { .. } => None,
             };
             StageMark {
+                shares: run.output.live().is_some() && live.is_none(),
                 queued,
                 begun: begun && queued.is_some(),
                 deadline,
@@ -187,7 +194,7 @@ impl JobMark {
             drop: job.drop_deadline(begun),
             holds: stages
                 .iter()
-                .any(|stage| stage.credit || stage.checkpoint.is_some())
+                .any(|stage| stage.credit || stage.shares || stage.checkpoint.is_some())
                 .then(at_work),
             stages,
         }

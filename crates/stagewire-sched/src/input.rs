@@ -8,7 +8,7 @@ use stagewire_core::{
     ByteCount, Epoch, Failure, Handover, Incarnation, JobId, Member, PayloadId, Progress, StageName, Token,
 };
 
-use crate::{Discard, Holder, Place};
+use crate::{CacheKey, Discard, Holder, Place};
 
 /// Something that happened outside. [`Sched::decide`](crate::Sched::decide) says what follows from it.
 ///
@@ -210,6 +210,8 @@ pub struct Urgency {
     /// Stages that need not run for it, because what they would make is given otherwise, or is not wanted. What only such
     /// stages would read need not run either. Those that read from them go without that input.
     pub skip: Vec<StageName>,
+    /// What the output of a stage depends on, where it is kept for other jobs with the same key, or taken from them.
+    pub cache: Vec<(StageName, CacheKey)>,
 }
 
 /// What was agreed about a job when it was submitted.
@@ -223,6 +225,8 @@ pub struct Terms {
     pub shape: u64,
     /// Stages that do not run for it. Those that the pipeline does not have any more are of no effect.
     pub skip: Vec<StageName>,
+    /// Keys of what its stages make. Those of stages that the pipeline does not have any more are of no effect.
+    pub cache: Vec<(StageName, CacheKey)>,
 }
 
 /// One life of one worker process, as it presents itself.

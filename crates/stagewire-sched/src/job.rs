@@ -1,4 +1,5 @@
 mod apply;
+mod cached;
 mod checkpoint;
 mod redrive;
 mod settle;
@@ -12,6 +13,7 @@ use stagewire_core::{Attempt, Failure, Incarnation, JobId, PayloadId, Progress, 
 
 use crate::topology::{ClassIndex, Topology};
 use crate::{AttemptLog, Holder, IdempotencyKey, PayloadInfo, ResultInfo, Terms};
+pub(crate) use cached::CacheUse;
 pub(crate) use checkpoint::{Asked, MAX_PREEMPTIONS, Resumed};
 pub use checkpoint::{Checkpoint, Preemptor};
 pub(crate) use skip::StageSet;
@@ -130,6 +132,9 @@ pub struct StageRun {
     pub(crate) failures: u32,
     /// It has failed, and is not tried again before then.
     pub(crate) retry: Option<Timestamp>,
+    /// The job that makes the same, where this one waits for that.
+    #[serde(skip)]
+    pub(crate) awaits: Option<JobId>,
     pub(crate) last_failure: Option<Box<Failure>>,
     pub(crate) result: Option<Box<ResultInfo>>,
 }
@@ -161,6 +166,11 @@ pub enum Phase {
         since: Timestamp,
         /// The attempt that did it; `None` where it was skipped, as nobody needs it to run.
         token: Option<Token>,
+    },
+    /// It is done: another job had made the same.
+    Cached {
+        /// Since when.
+        since: Timestamp,
     },
 }
 
@@ -251,6 +261,13 @@ pub enum Output {
         /// Who ran that attempt.
         worker: Incarnation,
     },
+    /// What is kept for all jobs that would make the same, of which this one still needs it. The store has it.
+    Shared {
+        /// The payload.
+        payload: PayloadInfo,
+        /// The attempt that made it, perhaps one of another job.
+        token: Token,
+    },
     /// Released or lost.
     Gone {
         /// The payload.
@@ -264,8 +281,16 @@ impl Output {
     /// The payload, while it can be read.
     pub const fn live(&self) -> Option<&PayloadInfo> {
         match self {
-            Self::Live { payload, .. } => Some(payload),
+            Self::Live { payload, .. } | Self::Shared { payload, .. } => Some(payload),
             Self::None | Self::Gone { .. } => None,
+        }
+    }
+
+    /// The same, where it is no other job's.
+    pub(crate) const fn own(&self) -> Option<&PayloadInfo> {
+        match self {
+            Self::Live { payload, .. } => Some(payload),
+            Self::None | Self::Shared { .. } | Self::Gone { .. } => None,
         }
     }
 
@@ -273,7 +298,7 @@ impl Output {
     pub(crate) const fn worker(&self) -> Option<Incarnation> {
         match self {
             Self::Live { worker, .. } => Some(*worker),
-            Self::None | Self::Gone { .. } => None,
+            Self::None | Self::Shared { .. } | Self::Gone { .. } => None,
         }
     }
 
@@ -281,6 +306,7 @@ impl Output {
     pub const fn holder(&self) -> Option<Holder> {
         match self {
             Self::Live { payload, worker, .. } => Some(payload.holder(*worker)),
+            Self::Shared { .. } => Some(Holder::Store),
             Self::None | Self::Gone { .. } => None,
         }
     }
@@ -288,9 +314,9 @@ impl Output {
 
 impl Phase {
     /// What [`Phase::name`] says of each.
-    pub const NAMES: [&str; 6] = ["blocked", "queued", "offered", "running", "done", "skipped"];
+    pub const NAMES: [&str; 7] = ["blocked", "queued", "offered", "running", "done", "skipped", "cached"];
 
-    /// The phase in one word: `blocked`, `queued`, `offered`, `running`, `done` or `skipped`.
+    /// The phase in one word: `blocked`, `queued`, `offered`, `running`, `done`, `skipped` or `cached`.
     pub const fn name(&self) -> &'static str {
         Self::NAMES[self.position()]
     }
@@ -304,13 +330,17 @@ impl Phase {
             Self::Running(_) => 3,
             Self::Done { token: Some(_), .. } => 4,
             Self::Done { token: None, .. } => 5,
+            Self::Cached { .. } => 6,
         }
     }
 
     /// Since when.
     pub fn since(&self) -> Timestamp {
         match self {
-            Self::Blocked { since, .. } | Self::Queued { since, .. } | Self::Done { since, .. } => *since,
+            Self::Blocked { since, .. }
+            | Self::Queued { since, .. }
+            | Self::Done { since, .. }
+            | Self::Cached { since } => *since,
             Self::Offered(offer) => offer.since,
             Self::Running(attempt) => attempt.since,
         }
@@ -319,7 +349,7 @@ impl Phase {
     /// The token of the offer, the attempt, or the attempt that did it.
     pub fn token(&self) -> Option<Token> {
         match self {
-            Self::Blocked { .. } | Self::Queued { .. } => None,
+            Self::Blocked { .. } | Self::Queued { .. } | Self::Cached { .. } => None,
             Self::Offered(offer) => Some(offer.token),
             Self::Running(attempt) => Some(attempt.token),
             Self::Done { token, .. } => *token,
@@ -331,12 +361,12 @@ impl Phase {
         match self {
             Self::Offered(offer) => Some(offer.worker),
             Self::Running(attempt) => Some(attempt.worker),
-            Self::Blocked { .. } | Self::Queued { .. } | Self::Done { .. } => None,
+            Self::Blocked { .. } | Self::Queued { .. } | Self::Done { .. } | Self::Cached { .. } => None,
         }
     }
 
     pub(crate) const fn is_done(&self) -> bool {
-        matches!(self, Self::Done { .. })
+        matches!(self, Self::Done { .. } | Self::Cached { .. })
     }
 
     /// Waits for inputs or for a worker.
@@ -363,6 +393,7 @@ impl StageRun {
             preemptions: 0,
             failures: 0,
             retry: None,
+            awaits: None,
             last_failure: None,
             result: None,
         };

@@ -29,7 +29,7 @@
 //! and says so. Refused, it does the same and need not say so. It declines as `Invalid` or `Unsupported`
 //! what no worker could run, which fails the job; to decline for another reason costs nothing. The payload of a result is the worker's
 //! to drop once its completion is accepted. A store takes and keeps payloads of running attempts
-//! ([`Sched::is_running`]) and of jobs that need them ([`Sched::payload_owner`]), and no others.
+//! ([`Sched::is_running`]) and of jobs that need them ([`Sched::needs_payload`]), and no others.
 //!
 //! # Driving it
 //!
@@ -79,6 +79,7 @@
 mod attempts;
 mod backoff;
 mod by_id;
+mod cache;
 mod counters;
 mod dead;
 mod effect;
@@ -104,6 +105,7 @@ mod worker;
 
 pub use attempts::{AttemptEnd, AttemptLog, EndedAttempt};
 pub use backoff::Backoff;
+pub use cache::{CacheKey, CacheTally};
 pub use counters::Counters;
 pub use dead::{DeadLetter, DeathCause, Discard};
 pub use effect::{Decision, Effect, Holder, JobNotice, NoticeKind, Offer, OfferInput};

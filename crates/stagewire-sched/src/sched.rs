@@ -4,6 +4,7 @@ mod attach;
 mod attempt;
 mod batch;
 mod bytes;
+mod cache;
 mod cancel;
 mod check;
 mod checkpoint;
@@ -27,6 +28,7 @@ use std::collections::BTreeMap;
 use stagewire_core::{Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
 
 use crate::by_id::ById;
+use crate::cache::Cache;
 use crate::estimate::Estimate;
 use crate::index::{Index, Spare};
 use crate::share::Shares;
@@ -64,6 +66,8 @@ pub struct Sched {
     stopping: BTreeMap<JobId, u32>,
     index: Index,
     spare: Spare,
+    /// What is kept for jobs that would make the same.
+    cache: Cache,
     /// How long attempts take, by stage.
     estimates: Vec<Estimate>,
     /// How large outputs are, by stage.
@@ -80,6 +84,7 @@ impl Sched {
         Self {
             index: Index::new(&topology),
             spare: Spare::default(),
+            cache: Cache::default(),
             estimates: vec![Estimate::default(); topology.stages().len()],
             volumes: vec![Volume::default(); topology.stages().len()],
             shares: vec![Shares::new(topology.classes().len()); topology.stages().len()],
@@ -268,7 +273,7 @@ impl Sched {
     }
 
     /// The job and stage whose output or checkpoint this payload is, while it can be read.
-    pub fn payload_owner(&self, payload: PayloadId) -> Option<(JobId, &StageName)> {
+    fn payload_owner(&self, payload: PayloadId) -> Option<(JobId, &StageName)> {
         let (job, stage) = self.index.payloads.get(&payload)?;
         Some((*job, self.topology.name(*stage)))
     }
@@ -287,10 +292,15 @@ impl Sched {
         })
     }
 
+    /// Whether somebody needs the payload, or may: a job, or whoever would make the same.
+    pub fn needs_payload(&self, payload: PayloadId) -> bool {
+        self.index.payloads.contains_key(&payload) || self.cache.key_of(payload).is_some()
+    }
+
     /// Whether the attempt runs and its token is valid.
     ///
-    /// A store asks before it takes a payload, and keeps one for as long as this holds or [`Sched::payload_owner`] knows
-    /// it: a worker may die between writing to the store and saying so.
+    /// A store asks before it takes a payload, and keeps one for as long as this holds or [`Sched::needs_payload`] says
+    /// so: a worker may die between writing to the store and saying so.
     pub fn is_running(&self, token: Token) -> bool {
         self.jobs
             .get(&token.job)

@@ -1,5 +1,6 @@
 //! `stagewire.toml`: the pipeline, its stages and edges, and the server's own settings.
 
+mod caches;
 mod error;
 mod file;
 mod params;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use stagewire_core::{ByteCount, StageName};
 use stagewire_sched::{Backoff, StageKind, Topology};
 
+pub use caches::Caches;
 pub use error::{ConfigError, UnknownName};
 pub use params::{ParamSpec, ParamType, Params, ParamsError};
 pub use skips::Skips;
@@ -52,6 +54,8 @@ pub use skips::Skips;
 /// # checkpoint = true               # of kind admission: it can stop at a step boundary, and go on from there elsewhere
 /// threads = 1                       # optional: compute threads of each worker
 /// skip-if = "latents"               # optional: jobs that give this parameter, or for which it is true, skip the stage
+/// # cache = ["prompt"]              # optional: what the stage makes depends on these parameters alone, and is made once for all jobs
+/// # cache-version = "1"             # with cache: another one where it comes out otherwise than before, such as with other weights
 /// [[stage]]
 /// name = "decode"
 ///
@@ -108,6 +112,8 @@ pub struct Pipeline {
     pub params: Params,
     /// `skip-if` of the stages.
     pub skips: Skips,
+    /// `cache` and `cache-version` of the stages.
+    pub caches: Caches,
 }
 
 /// `[[stage]]`.

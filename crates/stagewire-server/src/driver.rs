@@ -185,7 +185,7 @@ impl Drive {
             // What a running attempt has put may not be published yet.
             let sched = self.core.sched();
             let wanted = token.is_some_and(|token| sched.is_running(token));
-            if !wanted && sched.payload_owner(payload).is_none() {
+            if !wanted && !sched.needs_payload(payload) {
                 self.outlet.store.release(payload);
             }
         }
@@ -213,6 +213,10 @@ impl Drive {
             self.process(std::mem::take(&mut commands)).await?;
         }
         self.write().await?;
+        // What no job needs is not worth a process that keeps it.
+        for payload in self.core.sched().idle_cached() {
+            self.outlet.store.release(payload);
+        }
         Ok(self.journal.take().expect("taken only while it writes"))
     }
 

@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use error::JournalError;
 
 /// Version of the layout below and of what the server writes into batches.
-const FORMAT: u64 = 3;
+const FORMAT: u64 = 4;
 
 /// What the journal is, by [`Meta`].
 const META: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("meta");

@@ -96,7 +96,8 @@ mod timeline;
 mod workers;
 
 pub use config::{
-    Config, ConfigError, ParamSpec, ParamType, Params, ParamsError, Pipeline, ServerSettings, Skips, Stage, UnknownName,
+    Caches, Config, ConfigError, ParamSpec, ParamType, Params, ParamsError, Pipeline, ServerSettings, Skips, Stage,
+    UnknownName,
 };
 pub use journal::JournalError;
 pub use run_dir::OccupyError;

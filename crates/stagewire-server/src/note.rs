@@ -73,6 +73,11 @@ pub(crate) enum NoteKind {
     },
     Yielding(Failure),
     Yielded(Failure),
+    Cached {
+        payload: PayloadId,
+        nbytes: u64,
+        chunks: u32,
+    },
 }
 
 impl NoteKind {
@@ -94,6 +99,7 @@ impl NoteKind {
             Self::Checkpointed { .. } => "checkpointed",
             Self::Yielding(_) => "yielding",
             Self::Yielded(_) => "yielded",
+            Self::Cached { .. } => "cached",
         }
     }
 
@@ -127,6 +133,14 @@ impl Note {
             } => Some((
                 "payload",
                 json!({"id": payload, "nbytes": nbytes, "chunks": chunks, "mode": mode}),
+            )),
+            NoteKind::Cached {
+                payload,
+                nbytes,
+                chunks,
+            } => Some((
+                "payload",
+                json!({"id": payload, "nbytes": nbytes, "chunks": chunks, "mode": TransferMode::Store}),
             )),
             NoteKind::Chunk(handover) => Some(("handover", handover_json(handover))),
             NoteKind::Checkpointed {

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use stagewire_core::{Incarnation, Member, StageName, Timestamp};
-use stagewire_sched::{ByteCredit, Counters, JobState, LinkState, Phase, Sched, Slot, StageKind, StageSpec, Worker};
+use stagewire_sched::{
+    ByteCredit, CacheTally, Counters, JobState, LinkState, Phase, Sched, Slot, StageKind, StageSpec, Worker,
+};
 
 /// One worker.
 #[derive(Debug, Clone)]
@@ -104,6 +106,7 @@ pub(crate) struct Snapshot {
     pub(crate) stages: Vec<StageSnapshot>,
     pub(crate) dead_letters: u64,
     pub(crate) counters: Counters,
+    pub(crate) cache: CacheTally,
 }
 
 impl Snapshot {
@@ -170,6 +173,7 @@ impl Snapshot {
             stages,
             dead_letters: sched.dead_letters().len() as u64,
             counters: sched.counters(),
+            cache: sched.cache_tally(),
         }
     }
 }

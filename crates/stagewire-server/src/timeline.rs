@@ -55,6 +55,8 @@ pub(crate) struct AttemptBar {
 pub(crate) struct StageLane {
     pub(crate) stage: StageName,
     pub(crate) attempts: Vec<AttemptBar>,
+    /// When it was done with what another job had made, where that is how it is done.
+    pub(crate) cached: Option<Timestamp>,
     /// Since when it waits for a worker, where it does.
     waiting: Option<Timestamp>,
 }
@@ -105,6 +107,7 @@ impl Timeline {
         let lane = |stage: &StageName| StageLane {
             stage: stage.clone(),
             attempts: Vec::new(),
+            cached: None,
             waiting: None,
         };
         let mut timeline = Self {
@@ -150,6 +153,7 @@ impl Timeline {
         match &note.kind {
             NoteKind::Queued => lane.waiting = lane.waiting.or(Some(note.at)),
             NoteKind::Running => {
+                lane.cached = None;
                 // An attempt whose end was not noted: the server crashed.
                 lane.end(None, note.at, End::Requeued, None);
                 let bar = AttemptBar {
@@ -187,6 +191,7 @@ impl Timeline {
                 attempt: note.attempt,
                 handover: handover.clone(),
             }),
+            NoteKind::Cached { .. } => (lane.cached, lane.waiting) = (Some(note.at), None),
             NoteKind::StageDone => lane.end(note.attempt, note.at, End::Done, None),
             NoteKind::Requeued(failure) => lane.end(note.attempt, note.at, End::Requeued, failure.as_ref()),
             NoteKind::Yielded(failure) => lane.end(note.attempt, note.at, End::Requeued, Some(failure)),
@@ -254,7 +259,7 @@ impl StageLane {
                 })
             })
             .collect();
-        json!({"stage": self.stage, "attempts": attempts})
+        json!({"stage": self.stage, "cached_ns": self.cached, "attempts": attempts})
     }
 }
 

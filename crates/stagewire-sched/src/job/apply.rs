@@ -64,6 +64,16 @@ impl Job {
                 sequence,
                 progress,
             } => self.renew(topology, limits, at, *token, *sequence, progress.as_ref()),
+            Event::OutputShared { token } => self.share(*token),
+            Event::StageCached {
+                stage, payload, token, ..
+            } => self.take_shared(at, topology.find(stage)?, payload, *token),
+            Event::SharedLeft { stage, payload, .. } => self.leave_shared(topology.find(stage)?, *payload),
+            Event::Awaits { stage, by, .. } => self.await_other(topology.find(stage)?, *by),
+            Event::AwaitEnded { stage, .. } => {
+                let run = self.stages.get_mut(topology.find(stage)?.get())?;
+                run.awaits.take().map(drop)
+            }
             Event::Published { token, payload } => {
                 let stage = self.running(*token)?;
                 let run = &mut self.stages[stage.get()];
@@ -189,9 +199,13 @@ impl Job {
         };
         let (token, worker, price, nbytes, batch) = (*token, *worker, *price, *nbytes, *batch);
         let stage = topology.find(stage)?;
-        let Phase::Queued { since, again } = self.stages[stage.get()].phase else {
+        let run = self.run(stage);
+        let Phase::Queued { since, again } = run.phase else {
             return None;
         };
+        if run.awaits.is_some() {
+            return None;
+        }
         let inputs = self
             .input_payloads(topology, stage)
             .filter(|_| self.find(token).is_none())?;
@@ -363,11 +377,14 @@ impl Job {
         for stage in topology.indices() {
             let active = self.state == JobState::Active && self.run(stage).retry.is_none();
             let ready = active && self.is_ready(topology, stage);
-            let phase = &mut self.stages[stage.get()].phase;
-            match *phase {
-                Phase::Blocked { again, .. } if ready => *phase = Phase::Queued { since: at, again },
-                Phase::Queued { again, .. } if !ready => *phase = Phase::Blocked { since: at, again },
+            let run = &mut self.stages[stage.get()];
+            match run.phase {
+                Phase::Blocked { again, .. } if ready => run.phase = Phase::Queued { since: at, again },
+                Phase::Queued { again, .. } if !ready => run.phase = Phase::Blocked { since: at, again },
                 _ => (),
+            }
+            if !matches!(run.phase, Phase::Queued { .. }) {
+                run.awaits = None;
             }
         }
     }
@@ -406,7 +423,11 @@ impl Job {
     pub(crate) fn deadline(&self, stage: StageIndex) -> Option<Timestamp> {
         match &self.run(stage).phase {
             Phase::Running(attempt) => Some(attempt.deadline),
-            Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Offered(_) | Phase::Done { .. } => None,
+            Phase::Blocked { .. }
+            | Phase::Queued { .. }
+            | Phase::Offered(_)
+            | Phase::Done { .. }
+            | Phase::Cached { .. } => None,
         }
     }
 

@@ -101,6 +101,7 @@ impl StageRun {
     pub(crate) fn payloads(&self) -> impl Iterator<Item = (&PayloadInfo, Token, Holder)> {
         let output = match &self.output {
             Output::Live { payload, token, .. } => self.output.holder().map(|holder| (payload, *token, holder)),
+            Output::Shared { payload, token } => Some((payload, *token, Holder::Store)),
             Output::None | Output::Gone { .. } => None,
         };
         let checkpoint = self.checkpoint().map(|kept| (&kept.payload, kept.token, kept.holder()));
@@ -174,7 +175,7 @@ impl Job {
                     _ => None,
                 }
             }
-            Phase::Done { .. } => None,
+            Phase::Done { .. } | Phase::Cached { .. } => None,
         }
     }
 

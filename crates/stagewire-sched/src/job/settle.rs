@@ -1,8 +1,8 @@
 //! What follows for a job from its own state: each step is an event, and a settled job has none left.
 
-use stagewire_core::{ErrorClass, Failure, Timestamp};
+use stagewire_core::{ErrorClass, Failure, PayloadId, Timestamp};
 
-use super::{Job, JobState, Losses, Output, Phase, StageSet};
+use super::{Job, JobState, Losses, Output, Phase, StageRun, StageSet};
 use crate::topology::{StageIndex, Topology};
 use crate::{Event, Limits, OfferEnd, Outcome};
 
@@ -58,11 +58,7 @@ impl Job {
                     token: attempt.token,
                     failure: failure(),
                 }),
-                (_, Some((payload, ..))) => Some(Event::PayloadReleased {
-                    job: self.id,
-                    stage: run.name.clone(),
-                    payload: payload.id,
-                }),
+                (_, Some((payload, ..))) => Some(self.let_go(run, payload.id)),
                 _ => None,
             })
     }
@@ -134,7 +130,7 @@ impl Job {
                 };
                 let own = match self.run(stage).output {
                     Output::Gone { payload, .. } => Some((stage, payload)),
-                    Output::None | Output::Live { .. } => None,
+                    Output::None | Output::Live { .. } | Output::Shared { .. } => None,
                 };
                 let input = self.links(topology, stage).zip(&attempt.inputs).find_map(|(link, payload)| {
                     void(&self.run(link.from).output, Some(*payload)).then_some((link.from, *payload))
@@ -163,21 +159,22 @@ impl Job {
             let run = self.run(stage);
             let needless = run.phase.is_done() || !topology.spec(stage).checkpoint;
             if let Some(kept) = run.checkpoint().filter(|_| needless) {
-                return Some(Event::PayloadReleased {
-                    job: self.id,
-                    stage: run.name.clone(),
-                    payload: kept.payload.id,
-                });
+                return Some(self.let_go(run, kept.payload.id));
             }
             let payload = run.output.live().filter(|_| run.phase.is_done())?;
             let mut consumers = topology.consumers(stage).iter();
             let consumed = consumers.all(|consumer| safe.has(*consumer));
-            consumed.then(|| Event::PayloadReleased {
-                job: self.id,
-                stage: run.name.clone(),
-                payload: payload.id,
-            })
+            consumed.then(|| self.let_go(run, payload.id))
         })
+    }
+
+    /// Lets go of this payload of a stage. What is kept for others stays.
+    fn let_go(&self, run: &StageRun, payload: PayloadId) -> Event {
+        let (job, stage) = (self.id, run.name.clone());
+        match &run.output {
+            Output::Shared { payload: shared, .. } if shared.id == payload => Event::SharedLeft { job, stage, payload },
+            _ => Event::PayloadReleased { job, stage, payload },
+        }
     }
 
     /// Stages that need their inputs no more: those that are done, where what they made is a result, is in a store, or is
@@ -245,7 +242,7 @@ impl Job {
             Phase::Running(_) | Phase::Done { token: Some(_), .. } => true,
             Phase::Blocked { again, .. } | Phase::Queued { again, .. } => again,
             Phase::Offered(ref offer) => offer.again,
-            Phase::Done { token: None, .. } => false,
+            Phase::Done { token: None, .. } | Phase::Cached { .. } => false,
         };
         let heavy = topology.admission().without(self.skipped);
         let counts = |stage: &StageIndex| heavy.is_empty() || heavy.has(*stage);

@@ -42,7 +42,7 @@ impl Account {
                 let (ranks, whole) = (attempt.ranks.clone(), attempt.begun_at() == 0);
                 (attempt.worker, ranks, attempt.price, Some(took), attempt.nbytes, whole)
             }
-            Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => return None,
+            Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } | Phase::Cached { .. } => return None,
         };
         Some(Self {
             worker,
@@ -151,6 +151,16 @@ impl Sched {
             Event::AttemptYielded { token, by, .. } => self.yield_attempt(at, *token, by.as_ref(), event),
             Event::Checkpointed { token, payload, .. } => self.keep_checkpoint(at, *token, payload.id, event),
             Event::Yielding { token, .. } => self.change_job(at, token.job, event),
+            Event::OutputShared { token } => self.share_output(at, *token, event),
+            Event::StageCached {
+                job, stage, payload, ..
+            } => {
+                let stage = self.topology.find(stage);
+                let key = stage.and_then(|stage| self.cache_key(*job, stage));
+                let kept = key.and_then(|key| self.cache.get(key));
+                kept.is_some_and(|kept| kept.payload.id == payload.id) && self.change_job(at, *job, event)
+            }
+            Event::CacheDropped { payload } => self.cache.remove(*payload),
             Event::PayloadMoved { token, .. } => {
                 let from = self
                     .find(*token)
@@ -174,6 +184,9 @@ impl Sched {
             }
             Event::StageReopened { job, .. }
             | Event::StageSkipped { job, .. }
+            | Event::SharedLeft { job, .. }
+            | Event::Awaits { job, .. }
+            | Event::AwaitEnded { job, .. }
             | Event::RetryDue { job, .. }
             | Event::DeadLetterDiscarded { job, .. }
             | Event::JobCancelling { job }
@@ -191,6 +204,7 @@ impl Sched {
         }
         let mark = JobMark::of(&self.topology, &self.limits, &job, Vec::new());
         self.index.move_job(None, Some(&mark));
+        self.cache.move_job(job.id, &[], &job.cache_uses(&self.topology));
         self.jobs.insert(job.id, job);
     }
 
@@ -201,6 +215,7 @@ impl Sched {
         if let Some(job) = self.jobs.remove(&job) {
             let mark = JobMark::of(&self.topology, &self.limits, &job, Vec::new());
             self.index.move_job(Some(&mark), None);
+            self.cache.move_job(job.id, &job.cache_uses(&self.topology), &[]);
             if let Some(key) = &job.key {
                 self.keys.remove(&key.key);
             }
@@ -234,10 +249,12 @@ impl Sched {
         };
         let [spare, other] = std::mem::take(&mut self.spare.0);
         let before = JobMark::of(&self.topology, &self.limits, job, spare);
+        let used = job.cache_uses(&self.topology);
         let changed = change(&self.topology, &self.limits, job);
         let after = JobMark::of(&self.topology, &self.limits, job, other);
         if changed {
             self.index.move_job(Some(&before), Some(&after));
+            self.cache.move_job(job.id, &used, &job.cache_uses(&self.topology));
         }
         self.spare.0 = [before.stages, after.stages];
         changed
@@ -490,6 +507,22 @@ impl Sched {
             }
         }
         fits
+    }
+
+    /// Keeps what an attempt has made for other jobs.
+    fn share_output(&mut self, at: Timestamp, token: Token, event: &Event) -> bool {
+        let found = self.find(token).and_then(|(job, stage)| {
+            let payload = job.run(stage).output.own()?.clone();
+            Some((job.cache_key(stage)?, payload))
+        });
+        let Some((key, payload)) = found else { return false };
+        let id = payload.id;
+        let fits = self.cache.insert(key, payload, token);
+        let shared = fits && self.change_job(at, token.job, event);
+        if fits && !shared {
+            self.cache.remove(id);
+        }
+        shared
     }
 
     /// Makes room for what an unknown worker runs or holds: after a restart, until it attaches.

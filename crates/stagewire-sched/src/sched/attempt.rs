@@ -101,6 +101,7 @@ impl Sched {
                         result,
                         handovers,
                     });
+                    job.share(stage);
                 } else {
                     let name = self.topology.name(stage);
                     let message = format!("stage {name} completed attempt {token} without having published its output");
@@ -171,6 +172,9 @@ impl Sched {
                         job.rank_stopped(worker, token);
                     }
                 });
+                if let Some(payload) = lost {
+                    self.lose_shared(&mut plan, payload);
+                }
             }
             Standing::Done => (),
             Standing::Stopping => self.stop_late(&mut plan, worker, token, false),

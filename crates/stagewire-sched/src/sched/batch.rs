@@ -8,6 +8,8 @@
 //! A job of which an attempt has failed or was lost runs alone from then on: should it take its worker along each time, it
 //! takes no others to quarantine with it. What happens to a batch costs each of its jobs one attempt at most.
 
+use std::collections::BTreeSet;
+
 use stagewire_core::Incarnation;
 
 use super::Sched;
@@ -33,13 +35,18 @@ impl Sched {
         if runs_alone(first) {
             return Vec::new();
         }
+        let mut made: BTreeSet<_> = self.cache_key(first.job, stage).into_iter().collect();
+        let mut makes_another = |rank: &Rank| {
+            let key = self.cache_key(rank.job, stage);
+            key.is_none_or(|key| self.cache.maker(key).is_none() && made.insert(key))
+        };
         let queue = &self.index.queues[stage.get()];
         let others = self.topology.class_indices().filter(|class| *class != own);
         std::iter::once(own)
             .chain(others)
             .flat_map(|class| queue.of(class).take(most.saturating_mul(WINDOW)))
             .filter(|rank| rank.shape == first.shape && rank.job != first.job && self.may_begin(rank))
-            .filter(|rank| !runs_alone(rank))
+            .filter(|rank| !runs_alone(rank) && makes_another(rank))
             .take(places)
             .copied()
             .collect()

@@ -43,9 +43,8 @@ impl Sched {
     /// The credit in bytes; `None` where there is no bound.
     pub fn byte_credit(&self) -> Option<ByteCredit> {
         let advertised = self.limits.payload_bytes?.0;
-        let reserved = self.index.reserved_bytes.saturating_add(self.index.stopping_bytes);
-        let held = self.index.held_bytes;
-        let taken = reserved.saturating_add(held);
+        let (reserved, held) = (self.reserved_bytes(), self.held_bytes());
+        let taken = self.taken_bytes();
         Some(ByteCredit {
             advertised: ByteCount(advertised),
             free: ByteCount(advertised.saturating_sub(taken)),
@@ -53,6 +52,19 @@ impl Sched {
             held: ByteCount(held),
             over: ByteCount(taken.saturating_sub(advertised)),
         })
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.index.reserved_bytes.saturating_add(self.index.stopping_bytes)
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.index.held_bytes.saturating_add(self.cache.used_bytes())
+    }
+
+    /// What is reserved or held.
+    pub(super) fn taken_bytes(&self) -> u64 {
+        self.reserved_bytes().saturating_add(self.held_bytes())
     }
 
     /// Bytes that the output of this stage will probably have; 0 for a last stage.

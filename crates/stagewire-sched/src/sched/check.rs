@@ -1,8 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Sched;
+use crate::cache::Cache;
 use crate::index::{Index, JobMark, WorkerMark};
-use crate::job::{Job, JobState, MAX_PREEMPTIONS, Phase};
+use crate::job::{Job, JobState, MAX_PREEMPTIONS, Output, Phase};
 use crate::worker::{Slot, Worker};
 
 impl Sched {
@@ -39,13 +40,18 @@ impl Sched {
     /// Bytes that are reserved, for what is made or has not stopped, and that are held.
     fn count_bytes(&self) -> (u128, u128) {
         let (mut reserved, mut held) = (0, 0);
+        let mut shared = BTreeMap::new();
         for run in self.jobs.values().flat_map(|job| &job.stages) {
+            if let Output::Shared { payload, .. } = &run.output {
+                shared.insert(payload.id, u128::from(payload.nbytes.0));
+                continue;
+            }
             held += u128::from(run.checkpoint_bytes().0);
             match (&run.phase, run.output.live()) {
                 (_, Some(payload)) => held += u128::from(payload.nbytes.0),
                 (Phase::Offered(offer), None) => reserved += u128::from(offer.nbytes),
                 (Phase::Running(attempt), None) => reserved += u128::from(attempt.nbytes),
-                (Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. }, None) => (),
+                (_, None) => (),
             }
         }
         for slot in self.workers.values().flat_map(|worker| worker.slots.values()) {
@@ -53,7 +59,7 @@ impl Sched {
                 reserved += u128::from(*nbytes);
             }
         }
-        (reserved, held)
+        (reserved, held + shared.values().sum::<u128>())
     }
 
     fn check_job(&self, job: &Job) -> Result<(), String> {
@@ -165,6 +171,10 @@ impl Sched {
         }
         if index != self.index {
             return Err(format!("the index is {:?} and should be {index:?}", self.index));
+        }
+        let cache = Cache::of(self.cache.kept().clone(), &self.topology, self.jobs.values());
+        if cache != self.cache {
+            return Err(format!("the cache is {:?} and should be {cache:?}", self.cache));
         }
         if stopping != self.stopping {
             return Err(format!(

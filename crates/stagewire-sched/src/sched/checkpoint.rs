@@ -125,7 +125,7 @@ impl Sched {
 
     /// Nobody keeps this payload, unless it is known for something else.
     pub(super) fn let_go(&self, plan: &mut Plan<'_>, worker: Incarnation, payload: &PayloadInfo) {
-        if self.payload_owner(payload.id).is_none() {
+        if !self.needs_payload(payload.id) {
             plan.effect(Effect::Release {
                 holder: payload.holder(worker),
                 payload: payload.id,

@@ -50,6 +50,7 @@ impl Sched {
 
     fn cause(&self, now: Timestamp, job: &Job, stage: StageIndex, phase: &Phase) -> WaitCause {
         match phase {
+            Phase::Queued { .. } if let Some(job) = job.run(stage).awaits => WaitCause::SameWork { job },
             Phase::Queued { again, .. } => {
                 self.queue_cause(job, stage, Rank::new(*again, job, job.has_begun(&self.topology)))
             }
@@ -62,7 +63,7 @@ impl Sched {
                 progress: attempt.progress.clone(),
                 within: attempt.deadline.since(now),
             },
-            Phase::Blocked { .. } | Phase::Done { .. } => match job.retry_at(stage) {
+            Phase::Blocked { .. } | Phase::Done { .. } | Phase::Cached { .. } => match job.retry_at(stage) {
                 Some(at) => WaitCause::Backoff {
                     failures: job.run(stage).failures,
                     limit: self.topology.spec(stage).max_attempts,

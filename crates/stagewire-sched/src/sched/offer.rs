@@ -24,6 +24,9 @@ impl Sched {
             let rank = self.next_job(stage)?;
             Some((stage, rank, self.best_worker(stage, &rank)?))
         })?;
+        if let Some(awaits) = self.await_maker(now, stage, &rank) {
+            return Some(awaits);
+        }
         let companions = self.companions(stage, &rank, worker);
         let batch = u32::try_from(1 + companions.len()).ok()?;
         let mut plan = Plan::new(self, now);
@@ -110,6 +113,8 @@ impl Sched {
         let job = holding.find(|job| self.goes_on(job))?;
         let idle = job.stages.iter().all(|run| run.phase.worker().is_none());
         match job.run(stage).phase {
+            // It goes on when that other job has.
+            Phase::Queued { .. } if job.run(stage).awaits.is_some() => None,
             Phase::Queued { again, .. } if idle => Some(Rank::new(again, job, job.has_begun(&self.topology))),
             _ => None,
         }

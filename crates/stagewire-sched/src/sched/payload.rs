@@ -14,7 +14,8 @@ impl Sched {
         payload: PayloadInfo,
     ) -> Result<Decision, Refusal> {
         let mut plan = Plan::new(self, now);
-        let owner = self.payload_owner(payload.id);
+        let shared = || self.cache.key_of(payload.id).map(|_| token.job);
+        let owner = self.payload_owner(payload.id).map(|(job, _)| job).or_else(shared);
         match self.standing(worker, token)? {
             Standing::Running(stage, _) => {
                 let name = self.topology.name(stage);
@@ -36,7 +37,7 @@ impl Sched {
                             payload: payload.id,
                         });
                     }
-                    (None, Some((job, _))) => {
+                    (None, Some(job)) => {
                         return Err(Refusal::PayloadInUse {
                             payload: payload.id,
                             job,
@@ -84,6 +85,7 @@ impl Sched {
         if let Some((job, _)) = self.payload_owner(payload) {
             plan.change(job, |job| job.lose_payload(payload));
         }
+        self.lose_shared(&mut plan, payload);
         plan.decision
     }
 

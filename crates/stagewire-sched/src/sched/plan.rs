@@ -194,7 +194,7 @@ impl<'a> Plan<'a> {
         attached && !self.restarted && self.unreachable != Some(worker)
     }
 
-    fn release(&mut self, holder: Holder, payload: PayloadId) {
+    pub(super) fn release(&mut self, holder: Holder, payload: PayloadId) {
         let reach = match holder {
             Holder::Worker(worker) => self.can_reach(worker),
             Holder::Store => !self.restarted,
@@ -206,6 +206,10 @@ impl<'a> Plan<'a> {
 }
 
 impl JobPlan<'_, '_> {
+    pub(super) const fn sched(&self) -> &Sched {
+        self.plan.sched
+    }
+
     /// The job as it is after the events so far.
     pub(super) fn job(&self) -> &Job {
         &self.draft.job
@@ -348,6 +352,8 @@ impl JobPlan<'_, '_> {
             }
             Event::PayloadLost { stage, payload, .. } | Event::PayloadReleased { stage, payload, .. } => {
                 let run = self.draft.job.stage(stage);
+                // What several jobs use goes with the last of them.
+                let run = run.filter(|run| !run.shares(*payload));
                 if let Some(holder) = run.and_then(|run| run.holder_of(*payload)) {
                     self.plan.release(holder, *payload);
                 }
@@ -416,6 +422,11 @@ impl JobPlan<'_, '_> {
                 continue;
             }
             let (phase, kind) = match (old, &run.phase) {
+                (_, new @ Phase::Cached { .. }) => {
+                    let kept = run.output.live();
+                    let cached = kept.map_or(NoticeKind::StageDone { handovers: Vec::new() }, NoticeKind::cached);
+                    (new, cached)
+                }
                 (_, new @ Phase::Done { .. }) => {
                     let handovers = self.handovers_of(stage);
                     (old.unwrap_or(new), NoticeKind::StageDone { handovers })
@@ -423,7 +434,10 @@ impl JobPlan<'_, '_> {
                 _ if ending => continue,
                 (_, new @ Phase::Running(_)) => (new, NoticeKind::Running),
                 (_, new @ Phase::Offered(_)) => (new, NoticeKind::Offered),
-                (Some(old @ (Phase::Offered(_) | Phase::Running(_) | Phase::Done { .. })), _) => {
+                (
+                    Some(old @ (Phase::Offered(_) | Phase::Running(_) | Phase::Done { .. } | Phase::Cached { .. })),
+                    _,
+                ) => {
                     let failure = run.last_failure().cloned();
                     let yielded = old.token().is_some_and(|token| self.yielded.contains(&token));
                     let kind = match failure {
@@ -456,6 +470,14 @@ impl JobPlan<'_, '_> {
 }
 
 impl NoticeKind {
+    const fn cached(payload: &PayloadInfo) -> Self {
+        Self::Cached {
+            payload: payload.id,
+            nbytes: payload.nbytes.0,
+            chunks: payload.chunks,
+        }
+    }
+
     const fn published(payload: &PayloadInfo) -> Self {
         Self::Published {
             payload: payload.id,

@@ -6,7 +6,7 @@ use crate::{Decision, Event};
 
 impl Sched {
     /// The next thing that is due: a deadline that has passed, then what a worker brought back in vain, then a dead letter
-    /// or an ended job too many, then an offer. One thing each time, so that a decision stays small.
+    /// or an ended job too many, then what is kept for several jobs, then an offer. One thing each time, so that a decision stays small.
     pub(super) fn poll(&self, now: Timestamp) -> Decision {
         if let Some((deadline, due)) = self.index.timers.first()
             && deadline <= now
@@ -19,6 +19,7 @@ impl Sched {
         self.settle_holdings()
             .or_else(|| self.discard_one())
             .or_else(|| self.forget_one())
+            .or_else(|| self.cache_step(now))
             .or_else(|| self.dispatch(now))
             .or_else(|| self.preempt(now))
             .unwrap_or_default()

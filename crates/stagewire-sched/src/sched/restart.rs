@@ -32,16 +32,25 @@ impl Sched {
             let stored = payloads.filter(|(.., holder)| *holder == Holder::Store);
             let stored = stored.map(|(payload, ..)| payload.id);
             let stored = stored.filter(|payload| !there.contains(payload));
+            let awaiting = job.stages.iter().filter(|run| run.awaits.is_some());
+            let awaiting: Vec<_> = awaiting.map(|run| run.name.clone()).collect();
             let (offers, stored): (Vec<_>, Vec<_>) = (offers.collect(), stored.collect());
             plan.change(*id, |job| {
                 for token in offers {
                     let end = OfferEnd::Withdrawn;
                     job.push(Event::OfferEnded { token, end });
                 }
+                for stage in awaiting {
+                    let job_id = job.job().id;
+                    job.push(Event::AwaitEnded { job: job_id, stage });
+                }
                 for payload in stored {
                     job.lose_payload(payload);
                 }
             });
+        }
+        for payload in self.cache.payloads().filter(|payload| !there.contains(payload)) {
+            plan.push(Event::CacheDropped { payload });
         }
         plan.push(Event::Restarted { epoch });
         Ok(plan.decision)

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use stagewire_core::{Classify, Epoch, ErrorClass, JobId, StageName, Timestamp};
 
 use super::Sched;
+use crate::cache::{Cache, Kept};
 use crate::estimate::Estimate;
 use crate::job::{FIRST_ATTEMPT, Job, Phase};
 use crate::volume::Volume;
@@ -24,6 +25,8 @@ pub struct Snapshot {
     estimates: BTreeMap<StageName, Estimate>,
     /// How large outputs are, by stage.
     volumes: BTreeMap<StageName, Volume>,
+    /// What is kept for jobs that would make the same.
+    kept: Kept,
 }
 
 /// Why a snapshot cannot be restored.
@@ -65,6 +68,7 @@ impl Sched {
             jobs: self.jobs.values().map(Self::durable).collect(),
             estimates: self.by_name(&self.estimates),
             volumes: self.by_name(&self.volumes),
+            kept: self.cache.kept().clone(),
         }
     }
 
@@ -113,6 +117,7 @@ impl Sched {
             }
         }
         sched.next_number = sched.next_number.max(snapshot.next_number);
+        sched.cache = Cache::of(snapshot.kept, &sched.topology, sched.jobs.values());
         Ok(sched)
     }
 
@@ -127,6 +132,7 @@ impl Sched {
         job.next_attempt = FIRST_ATTEMPT;
         job.losses.unaccepted = 0;
         for run in &mut job.stages {
+            run.awaits = None;
             match &mut run.phase {
                 Phase::Offered(offer) => {
                     run.phase = Phase::Queued {
@@ -143,7 +149,7 @@ impl Sched {
                     attempt.price = None;
                     attempt.asked = None;
                 }
-                Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } => (),
+                Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } | Phase::Cached { .. } => (),
             }
         }
         job

@@ -1,13 +1,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{ByteCount, ErrorClass, Failure, JobId, Timestamp};
+use stagewire_core::{ByteCount, ErrorClass, Failure, JobId, StageName, Timestamp};
 
 use super::Sched;
 use super::plan::Plan;
 use crate::job::{Job, StageSet};
 use crate::topology::StageIndex;
-use crate::{Decision, Effect, Event, IdempotencyKey, JobNotice, NoticeKind, Refusal, Terms, Urgency};
+use crate::{CacheKey, Decision, Effect, Event, IdempotencyKey, JobNotice, NoticeKind, Refusal, Terms, Urgency};
 
 /// Bounds of a queue deadline.
 const LEAST_DEADLINE: Duration = Duration::from_millis(1);
@@ -123,7 +123,20 @@ impl Sched {
             queue_deadline: urgency.queue_deadline.or(class.queue_deadline),
             shape: urgency.shape,
             skip,
+            cache: self.cacheable(urgency.cache),
         })
+    }
+
+    /// Keys of stages that have an output, one each.
+    fn cacheable(&self, mut keys: Vec<(StageName, CacheKey)>) -> Vec<(StageName, CacheKey)> {
+        let publishes = |name: &StageName| {
+            let stage = self.topology.find(name);
+            stage.is_some_and(|stage| !self.topology.consumers(stage).is_empty())
+        };
+        keys.retain(|(stage, _)| publishes(stage));
+        keys.sort_unstable();
+        keys.dedup_by(|one, other| one.0 == other.0);
+        keys
     }
 
     /// The job has not begun in time: nobody would wait for it any more.

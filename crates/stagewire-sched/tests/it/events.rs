@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use stagewire_core::{Attempt, Epoch, ErrorClass, Incarnation, JobId, PayloadId, Timestamp, Token};
-use stagewire_sched::{Discard, Event, Loss, OfferEnd, Outcome, Preemptor, Sched, Terms};
+use stagewire_sched::{CacheKey, Discard, Event, Loss, OfferEnd, Outcome, Preemptor, Sched, Terms};
 
 use crate::world::{World, failure, name, payload_info, steps, video, worker_info};
 
@@ -29,6 +29,7 @@ fn events(world: &mut World) -> Vec<Event> {
                 queue_deadline: Some(Duration::from_secs(1)),
                 shape: 7,
                 skip: vec![name("encode")],
+                cache: vec![(name("encode"), CacheKey(1))],
             },
         },
         Event::JobCancelling { job },
@@ -114,6 +115,19 @@ fn events(world: &mut World) -> Vec<Event> {
             }),
             failure: yielded.clone(),
         },
+        Event::OutputShared { token },
+        Event::StageCached {
+            job,
+            stage: stage.clone(),
+            payload: payload_info(payload, true),
+            token,
+        },
+        Event::SharedLeft {
+            job,
+            stage: stage.clone(),
+            payload,
+        },
+        Event::CacheDropped { payload },
         Event::WorkerAttached {
             worker: worker_info(worker, "encode", 1),
             claimed: vec![token],
@@ -128,7 +142,7 @@ fn events(world: &mut World) -> Vec<Event> {
         Event::Draining,
         Event::Offered {
             token,
-            stage,
+            stage: stage.clone(),
             worker,
             nbytes: 1,
             price: Duration::from_secs(1),
@@ -149,6 +163,12 @@ fn events(world: &mut World) -> Vec<Event> {
             by: None,
             failure: yielded,
         },
+        Event::Awaits {
+            job,
+            stage: stage.clone(),
+            by: job,
+        },
+        Event::AwaitEnded { job, stage },
         Event::AttemptStopped { worker, token },
     ]
 }
@@ -199,5 +219,5 @@ fn only_what_must_outlive_the_server_is_durable() {
     let mut world = World::new(video());
     let durable: Vec<bool> = events(&mut world).iter().map(Event::is_durable).collect();
     assert!(durable.is_sorted_by(|a, b| a >= b), "durable variants come first");
-    assert_eq!(durable.iter().filter(|durable| **durable).count(), 23);
+    assert_eq!(durable.iter().filter(|durable| **durable).count(), 27);
 }

@@ -5,6 +5,7 @@ mod world;
 mod affinity;
 mod batches;
 mod bytes;
+mod cache;
 mod cancel;
 mod checkpoints;
 mod classes;

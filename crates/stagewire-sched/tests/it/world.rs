@@ -142,7 +142,7 @@ impl World {
                 );
             }
             self.sched.apply(self.now, &event);
-            if let Event::PayloadReleased { payload, .. } = &event {
+            if let Event::PayloadReleased { payload, .. } | Event::CacheDropped { payload } = &event {
                 assert!(self.released.insert(*payload), "payload {payload} was released twice");
             }
             self.history.push((self.now, event.clone()));
@@ -567,6 +567,7 @@ impl World {
                 NoticeKind::Checkpointed { .. } => "checkpointed",
                 NoticeKind::Yielding(_) => "yielding",
                 NoticeKind::Yielded(_) => "yielded",
+                NoticeKind::Cached { .. } => "cached",
                 NoticeKind::StageDone { .. } => "done",
                 NoticeKind::Requeued { .. } => "requeued",
                 NoticeKind::Cancelling => "cancelling",

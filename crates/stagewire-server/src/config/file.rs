@@ -87,6 +87,8 @@ pub(super) struct Stage {
     pub(super) max_backoff: Option<Spanned<Span>>,
     pub(super) threads: Option<Spanned<u32>>,
     pub(super) skip_if: Option<Spanned<String>>,
+    pub(super) cache: Option<Spanned<Vec<String>>>,
+    pub(super) cache_version: Option<Spanned<String>>,
     #[serde(default)]
     pub(super) checkpoint: bool,
 }

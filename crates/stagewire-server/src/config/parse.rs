@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use stagewire_core::{ByteCount, Chunking, StageName};
+use stagewire_core::{ByteCount, Chunking, StageName, TransferMode};
 use stagewire_sched::{Backoff, ClassSpec, EdgeSpec, Flow, StageKind, StageSpec, Topology, TopologyError};
 use toml::Spanned;
 
+use super::caches::{Cached, Caches};
 use super::error::UnknownName;
 use super::params::{ParamSpec, ParamType, Params, less};
 use super::values::Span;
@@ -118,6 +119,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
     let file: file::File = toml::from_str(text).map_err(|error| source.reader_error(&error))?;
     let params = params(&source, file.pipeline.params)?;
     let skips = skips(&source, &file.stage, &params)?;
+    let caches = caches(&source, &file.stage, &file.edge, &params)?;
     let (stages, spans) = stages(&source, file.stage)?;
     let edges = edges(&source, file.edge, &stages)?;
     let topology = classes(&source, topology(&source, (&stages, &spans), edges)?, file.class)?;
@@ -130,6 +132,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
             module: source.resolve(file.pipeline.module.get_ref()),
             params,
             skips,
+            caches,
         },
         stages,
         topology,
@@ -273,12 +276,7 @@ fn skips(source: &Source<'_>, stages: &[Spanned<file::Stage>], params: &Params) 
         let Some(param) = &stage.skip_if else { continue };
         let name = param.get_ref();
         let Some(spec) = params.0.get(name) else {
-            let mut hint = did_you_mean(name, params.0.keys().map(String::as_str));
-            if hint.is_empty() {
-                "; add [pipeline.params.…] for it".clone_into(&mut hint);
-            }
-            let message = format!("\"skip-if\" names no parameter of the pipeline: {name:?}{hint}");
-            return Err(source.error(&param.span(), message));
+            return Err(source.error(&param.span(), no_param("skip-if", name, params)));
         };
         if matches!(spec.param_type, ParamType::Integer | ParamType::Number) {
             let message = format!(
@@ -291,6 +289,73 @@ fn skips(source: &Source<'_>, stages: &[Spanned<file::Stage>], params: &Params) 
         skips.push((stage.name.get_ref().clone(), name.clone()));
     }
     Ok(Skips(skips))
+}
+
+/// A key of a stage names a parameter that the pipeline does not have.
+fn no_param(key: &str, name: &str, params: &Params) -> String {
+    let mut hint = did_you_mean(name, params.0.keys().map(String::as_str));
+    if hint.is_empty() {
+        "; add [pipeline.params.…] for it".clone_into(&mut hint);
+    }
+    format!("{key:?} names no parameter of the pipeline: {name:?}{hint}")
+}
+
+/// What the outputs depend on that are made once for all jobs, and lie in the store for that.
+fn caches(
+    source: &Source<'_>,
+    stages: &[Spanned<file::Stage>],
+    edges: &[Spanned<file::Edge>],
+    params: &Params,
+) -> Result<Caches, ConfigError> {
+    let mut caches = Vec::new();
+    for stage in stages {
+        let stage = stage.get_ref();
+        let Some(cache) = &stage.cache else {
+            if let Some(version) = &stage.cache_version {
+                let message = "\"cache-version\" stands without \"cache\", which names what is cached";
+                return Err(source.error(&version.span(), message));
+            }
+            continue;
+        };
+        let name = stage.name.get_ref();
+        if cache.get_ref().is_empty() {
+            let message = "\"cache\" is empty; name the parameters that what the stage makes depends on";
+            return Err(source.error(&cache.span(), message));
+        }
+        if let Some(other) = cache.get_ref().iter().find(|param| !params.0.contains_key(*param)) {
+            return Err(source.error(&cache.span(), no_param("cache", other, params)));
+        }
+        let own = || {
+            edges
+                .iter()
+                .map(Spanned::get_ref)
+                .filter(|edge| edge.from.get_ref() == name.as_str())
+        };
+        if own().next().is_none() {
+            let message = format!("\"cache\" stands at {name}, a last stage; it is for what other stages read");
+            return Err(source.error(&cache.span(), message));
+        }
+        if let Some(edge) = own().find(|edge| edge.mode != TransferMode::Store) {
+            let message = format!(
+                "\"cache\" stands at {name}, and the edge to {} is of mode p2p; only the store keeps what several jobs \
+                 read: write mode = \"store\" there",
+                edge.to.get_ref()
+            );
+            return Err(source.error(&cache.span(), message));
+        }
+        let mut depends = cache.get_ref().clone();
+        depends.sort_unstable();
+        depends.dedup();
+        caches.push(Cached {
+            stage: name.clone(),
+            version: stage
+                .cache_version
+                .as_ref()
+                .map_or_else(String::new, |version| version.get_ref().clone()),
+            params: depends,
+        });
+    }
+    Ok(Caches(caches))
 }
 
 fn edges(

@@ -187,6 +187,18 @@ impl Batch {
             }),
             Notice::Yielding(failure) => kinds.push(NoteKind::Yielding(failure)),
             Notice::Yielded(failure) => kinds.push(NoteKind::Yielded(failure)),
+            Notice::Cached {
+                payload,
+                nbytes,
+                chunks,
+            } => kinds.extend([
+                NoteKind::Cached {
+                    payload,
+                    nbytes,
+                    chunks,
+                },
+                NoteKind::StageDone,
+            ]),
             Notice::StageDone { handovers } => {
                 kinds.extend(handovers.into_iter().map(NoteKind::Chunk));
                 kinds.push(NoteKind::StageDone);

@@ -39,6 +39,7 @@ pub(super) async fn submit(State(app): Shared, headers: HeaderMap, body: Body) -
     let given = app.pipeline.params.check(given)?;
     urgency.shape = app.pipeline.params.shape(&given);
     urgency.skip = app.pipeline.skips.of(&given);
+    urgency.cache = app.pipeline.caches.of(&given);
     let pins = app.inputs.pin(&given);
     let params: Arc<str> = Value::Object(given).to_string().into();
     let key = key(&headers)?.map(|key| IdempotencyKey {

@@ -106,6 +106,11 @@ pub(super) async fn stats(State(app): Shared) -> Result<Json<Value>, ApiError> {
         "stages": stages,
         "live_payloads": snapshot.stages.iter().map(|stage| stage.payloads).sum::<u64>(),
         "live_payload_bytes": snapshot.stages.iter().map(|stage| stage.payload_bytes).sum::<u64>(),
+        "cache": {
+            "payloads": snapshot.cache.payloads,
+            "used_bytes": snapshot.cache.used_bytes,
+            "idle_bytes": snapshot.cache.idle_bytes,
+        },
         "streams": app.workers.count(),
         "store": {
             "payloads": connector.live_payloads,

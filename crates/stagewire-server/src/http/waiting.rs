@@ -157,6 +157,11 @@ pub(super) fn json(waiting: &Waiting, workers: &Names) -> Value {
                 "reserved_bytes": reserved, "held_bytes": held, "advertised_bytes": advertised,
             }),
         ),
+        WaitCause::SameWork { job } => (
+            "same_work",
+            format!("waits for job {job}, which makes what this stage would"),
+            json!({"job": job}),
+        ),
         WaitCause::Dispatch { ahead: before, others } => (
             "dispatch",
             ahead(*before, *others),

@@ -97,7 +97,7 @@ fn what_is_not_this_journal_is_refused_with_a_reason() {
         drop(database);
         let error = Journal::open(dir.path(), SCOPE).unwrap_err();
         assert!(
-            matches!(error, JournalError::Version { found, expected: 3, .. } if found == other),
+            matches!(error, JournalError::Version { found, expected: 4, .. } if found == other),
             "{error}"
         );
     }

@@ -70,7 +70,17 @@ impl Scrape {
             let waited = stage.oldest.map_or(0, |since| self.snapshot.at.since(since).as_secs());
             oldest.get_or_create(&stage_only).set(waited);
         }
+        let (cached_bytes, cache) = (Family::<Labels, Level>::default(), self.snapshot.cache);
+        for (used, bytes) in [("used", cache.used_bytes), ("idle", cache.idle_bytes)] {
+            let label = vec![("use", used.to_owned())];
+            cached_bytes.get_or_create(&label).set(bytes);
+        }
         let families = [
+            (
+                "sched_cached_bytes",
+                "Bytes of cached payloads, by whether a job needs them",
+                cached_bytes,
+            ),
             ("sched_jobs_count", "Jobs that are remembered, by state", jobs),
             (
                 "sched_stage_jobs_count",
@@ -168,8 +178,14 @@ impl Scrape {
         );
         let stages = family(
             "event",
-            &[("reopened", c.stages_reopened), ("skipped", c.stages_skipped)],
+            &[
+                ("reopened", c.stages_reopened),
+                ("skipped", c.stages_skipped),
+                ("cached", c.stages_cached),
+                ("awaited", c.stages_awaited),
+            ],
         );
+        let cache = family("event", &[("kept", c.cache_kept), ("dropped", c.cache_dropped)]);
         let workers = family("event", &[("lost", c.workers_lost)]);
         let checkpoints = Counter::<u64>::default();
         checkpoints.inc_by(c.checkpoints);
@@ -181,6 +197,7 @@ impl Scrape {
         registry.register("sched_attempts", "What has happened to attempts", attempts);
         registry.register("sched_payloads", "What has happened to payloads", payloads);
         registry.register("sched_stages", "What has happened to stages of jobs", stages);
+        registry.register("sched_cache", "What has happened to cached payloads", cache);
         registry.register("sched_workers", "What has happened to workers", workers);
         registry.register(
             "sched_checkpoints",

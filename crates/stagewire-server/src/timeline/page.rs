@@ -209,7 +209,7 @@ fn chart(html: &mut String, timeline: &Timeline, axis: &Axis) -> std::fmt::Resul
             .attempts
             .last()
             .and_then(|bar| bar.worker.as_deref())
-            .unwrap_or("did not run");
+            .unwrap_or(if lane.cached.is_some() { "cached" } else { "did not run" });
         write!(
             html,
             "<div class=\"name\"><b>{}</b><small>{}</small><small>{}</small></div>",

@@ -72,7 +72,7 @@ fn error(from: &str, to: &str) -> String {
 
 #[test]
 fn typos_name_file_line_key_and_the_nearest_valid_one() {
-    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-batch, world, max-held, max-payload, no-progress, max-attempts, backoff, max-backoff, threads, skip-if, checkpoint"#);
+    insta::assert_snapshot!(error("slots = 2", "slot = 2"), @r#"stagewire.toml:21: unknown key "slot" in [[stage]]; did you mean "slots"? Valid here: name, kind, workers, slots, max-batch, world, max-held, max-payload, no-progress, max-attempts, backoff, max-backoff, threads, skip-if, cache, cache-version, checkpoint"#);
     insta::assert_snapshot!(error("[server]", "[sever]"), @r#"stagewire.toml:33: unknown key "sever" in this file; did you mean "server"? Valid here: pipeline, class, stage, edge, server"#);
     insta::assert_snapshot!(error("chunk-dim", "chunk_dim"), @r#"stagewire.toml:31: unknown key "chunk_dim" in [[edge]]; did you mean "chunk-dim"? Valid here: from, to, handover, chunks, chunk-dim, mode"#);
     insta::assert_snapshot!(error("min = 1", "colour = 1"), @r#"stagewire.toml:10: unknown key "colour" in [pipeline.params.steps]; valid here: type, help, default, min, max, shape"#);
@@ -222,6 +222,29 @@ fn a_stage_is_skipped_for_a_parameter_that_can_be_given() {
     insta::assert_snapshot!(error("\"promt\""), @r#"stagewire.toml:15: "skip-if" names no parameter of the pipeline: "promt"; did you mean "prompt"?"#);
     insta::assert_snapshot!(error("\"embeddings\""), @r#"stagewire.toml:15: "skip-if" names no parameter of the pipeline: "embeddings"; add [pipeline.params.…] for it"#);
     insta::assert_snapshot!(error("\"steps\""), @r#"stagewire.toml:15: "skip-if" names parameter "steps", which is an integer; name a boolean, which skips the stage where it is true, or an input or a string, which does where it is not empty"#);
+}
+
+#[test]
+fn what_is_cached_lies_in_the_store_and_depends_on_parameters() {
+    let stored = GOOD.replacen("to = \"denoise\"", "to = \"denoise\"\nmode = \"store\"", 1);
+    let cache = |text: &str, lines: &str| text.replacen("name = \"encode\"", &format!("name = \"encode\"\n{lines}"), 1);
+    Config::parse(
+        &cache(&stored, "cache = [\"prompt\"]\ncache-version = \"1\""),
+        "stagewire.toml",
+    )
+    .unwrap();
+    let error = |lines: &str| {
+        Config::parse(&cache(&stored, lines), "stagewire.toml")
+            .unwrap_err()
+            .to_string()
+    };
+    insta::assert_snapshot!(error("cache = [\"promt\"]"), @r#"stagewire.toml:15: "cache" names no parameter of the pipeline: "promt"; did you mean "prompt"?"#);
+    insta::assert_snapshot!(error("cache = []"), @r#"stagewire.toml:15: "cache" is empty; name the parameters that what the stage makes depends on"#);
+    insta::assert_snapshot!(error("cache-version = \"1\""), @r#"stagewire.toml:15: "cache-version" stands without "cache", which names what is cached"#);
+    let p2p = Config::parse(&cache(GOOD, "cache = [\"prompt\"]"), "stagewire.toml").unwrap_err();
+    insta::assert_snapshot!(p2p, @r#"stagewire.toml:15: "cache" stands at encode, and the edge to denoise is of mode p2p; only the store keeps what several jobs read: write mode = "store" there"#);
+    let last = GOOD.replacen("name = \"decode\"", "name = \"decode\"\ncache = [\"prompt\"]", 1);
+    insta::assert_snapshot!(Config::parse(&last, "stagewire.toml").unwrap_err(), @r#"stagewire.toml:21: "cache" stands at decode, a last stage; it is for what other stages read"#);
 }
 
 #[test]

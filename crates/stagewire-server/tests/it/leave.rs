@@ -76,7 +76,7 @@ fn files(site: &Site, dir: &str) -> Vec<String> {
 }
 
 /// A server without jobs that have not ended leaves neither processes, which would keep memory, nor sockets.
-async fn nothing_stays_behind(site: &Site, server: ChildServer, workers: Workers) {
+pub(crate) async fn nothing_stays_behind(site: &Site, server: ChildServer, workers: Workers) {
     workers.close().await;
     server.terminate();
     until("every process to end", || async {

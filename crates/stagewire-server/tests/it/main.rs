@@ -1,5 +1,6 @@
 //! Everything that the server promises to those outside it.
 
+mod cache;
 mod child;
 mod config;
 mod crash;

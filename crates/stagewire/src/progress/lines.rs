@@ -105,6 +105,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
                 handover.path
             )
         }
+        "cached" => "is cached: another job has made the same".to_owned(),
         "stage_done" => "done".to_owned(),
         "requeued" => format!("starts again{}", failure()),
         "yielding" => format!("is asked to yield{}", failure()),

@@ -2,7 +2,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, JobId, Member, PayloadId, StageName, Timestamp, Token};
-use stagewire_sched::{Discard, DrainScope, Effect, Event, Holder, Input, Limits, Sched, StageKind, Topology, Urgency};
+use stagewire_sched::{
+    CacheKey, Discard, DrainScope, Effect, Event, Holder, Input, Limits, Sched, StageKind, Topology, Urgency,
+};
 
 use super::agent::{Agent, Link};
 use crate::world::{World, name};
@@ -89,6 +91,7 @@ impl Model {
                     queue_deadline: deadline.map(Duration::from_secs),
                     shape: u64::from(pick / 64),
                     skip: self.skip(pick),
+                    cache: self.keys(pick),
                 };
                 // It may skip all that there is to do.
                 self.jobs.extend(self.world.submit_as(urgency));
@@ -219,6 +222,14 @@ impl Model {
         stages.map(|(_, spec)| spec.name.clone()).collect()
     }
 
+    /// What the stages of a job make: often what some others do.
+    fn keys(&self, pick: u8) -> Vec<(StageName, CacheKey)> {
+        let stages = self.world.sched.topology().stages().iter().zip(0..);
+        let keyed = stages.filter(|(_, stage)| u32::from(pick / 2) % 3 != *stage % 3);
+        let key = |stage: u32| CacheKey(u128::from(u32::from(pick % 2) + 2 * stage));
+        keyed.map(|(spec, stage)| (spec.name.clone(), key(stage))).collect()
+    }
+
     fn pick_job(&self, pick: u8) -> Option<JobId> {
         self.jobs.get(usize::from(pick) % self.jobs.len().max(1)).copied()
     }
@@ -267,7 +278,7 @@ impl Model {
         }
         let sched = &self.world.sched;
         self.store
-            .retain(|payload, token| sched.payload_owner(*payload).is_some() || sched.is_running(*token));
+            .retain(|payload, token| sched.needs_payload(*payload) || sched.is_running(*token));
     }
 
     fn deliver(&mut self, at: usize) {
@@ -356,7 +367,8 @@ impl Model {
                 "bytes that nobody gives back: {credit:?}"
             );
         }
-        assert_eq!(self.store, BTreeMap::new(), "left in the store");
+        let kept = self.world.sched.cache_tally().payloads;
+        assert_eq!(self.store.len() as u64, kept, "left in the store: {:?}", self.store);
         for agent in &self.agents {
             let left: Vec<_> = agent.holding.keys().collect();
             assert!(

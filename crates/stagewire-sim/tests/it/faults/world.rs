@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use stagewire_core::{Incarnation, JobId, PayloadId, StageName, Timestamp, Token};
-use stagewire_sched::{Holder, IdempotencyKey, Input, Urgency};
+use stagewire_sched::{CacheKey, Holder, IdempotencyKey, Input, Urgency};
 use stagewire_sim::{Agenda, Random};
 use uuid::Uuid;
 
@@ -197,6 +197,7 @@ impl World {
             queue_deadline: late.then(|| self.random.between(Duration::from_secs(5), Duration::from_secs(90))),
             shape: self.random.below(2),
             skip,
+            cache: self.keys(number),
         };
         let (job, params) = (JobId(self.id()), "{}".into());
         let input = Input::Submit {
@@ -242,7 +243,21 @@ impl World {
             .iter()
             .all(|client| client.job.is_some() || client.key.is_none())
             && self.agents.values().all(|agent| agent.tasks.is_empty())
-            && self.shelf.is_empty()
+            && self.shelf.len() as u64 == self.kept()
+    }
+
+    /// Payloads that are kept for whoever would make the same.
+    fn kept(&self) -> u64 {
+        self.server.sched().map_or(0, |sched| sched.cache_tally().payloads)
+    }
+
+    /// What the first stage of a client's job makes, where others may make the same. Drawn apart, so that a seed means what it
+    /// did before there were keys.
+    fn keys(&self, client: usize) -> Vec<(StageName, CacheKey)> {
+        let mut random = Random::branch(self.scenario.seed, &format!("key {client}"));
+        let first = self.scenario.topology.stages()[0].name.clone();
+        let keyed = random.chance(0.5).then(|| CacheKey(u128::from(random.below(3))));
+        keyed.map(|key| (first, key)).into_iter().collect()
     }
 
     /// What keeps it from being over, for people.

@@ -239,7 +239,7 @@ impl World {
         let sched = self.server.running.as_ref().expect("it is up").sched();
         self.ledger.check(now, sched);
         self.shelf.retain(|payload, kept| {
-            kept.holder != Holder::Store || sched.payload_owner(*payload).is_some() || sched.is_running(kept.token)
+            kept.holder != Holder::Store || sched.needs_payload(*payload) || sched.is_running(kept.token)
         });
         if let Some(due) = self.server.due() {
             self.serve_at(due.max(self.now + Duration::from_millis(1)));
