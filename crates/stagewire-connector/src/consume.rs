@@ -17,7 +17,7 @@ use stagewire_transfer::Target;
 use crate::Stop;
 use crate::connector::Shared;
 use crate::link::Watching;
-use crate::wire::State;
+use crate::live::Shown;
 use access::{Access, Room, Way};
 pub(crate) use access::{AccessError, pin};
 use futures::future::BoxFuture;
@@ -105,7 +105,7 @@ pub struct Consumer {
     whereabouts: Whereabouts,
     watching: Option<Watching>,
     /// What the holder said last.
-    state: State,
+    shown: Shown,
     access: Option<Arc<Access>>,
     progress: Arc<Progress>,
     /// The copy that a call waits for. A dropped call loses nothing: the next one goes on with it.
@@ -124,7 +124,7 @@ impl fmt::Debug for Consumer {
         f.debug_struct("Consumer")
             .field("payload", &self.handle.payload)
             .field("next", &self.next)
-            .field("state", &self.state)
+            .field("shown", &self.shown)
             .field("done", &self.done)
             .finish_non_exhaustive()
     }
@@ -184,7 +184,7 @@ impl Consumer {
             observer: None,
             _counted: counted,
             watching: None,
-            state: State::default(),
+            shown: Shown::default(),
             access: None,
             flight: None,
             pump: None,

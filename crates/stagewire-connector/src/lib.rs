@@ -55,6 +55,7 @@
 
 mod alive;
 mod carriers;
+mod complete;
 mod connector;
 mod consume;
 mod digest;

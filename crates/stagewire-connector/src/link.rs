@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
-use stagewire_core::{Capability, Handle, Incarnation, PayloadId, Peer};
+use stagewire_core::{Handle, Incarnation, Peer};
 use stagewire_transfer::{Network, ProcessWatch};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
@@ -20,8 +20,9 @@ use tokio::time::{Instant, sleep};
 pub use error::LinkError;
 pub(crate) use watching::{Heard, Watching};
 
+use crate::live::Shown;
 use crate::outbox::{Outbox, Ticket};
-use crate::wire::{self, Me, Reader, Reply, Request};
+use crate::wire::{self, Me, Reader, Reply, Request, State};
 use connect::Opened;
 
 /// How soon some timer fires after an answer: earlier than any deadline.
@@ -166,7 +167,20 @@ impl Routes {
                 heard.spoken = true;
                 match reply {
                     Reply::State { state, bytes, .. } => {
-                        heard.state = state;
+                        let State {
+                            complete,
+                            digests,
+                            end,
+                            stored,
+                            regions,
+                        } = state;
+                        heard.shown.complete.extend(&complete, &digests);
+                        heard.shown = Shown {
+                            complete: Arc::clone(&heard.shown.complete),
+                            end,
+                            stored,
+                            regions,
+                        };
                         if !bytes.is_empty() {
                             heard.bytes = Some(bytes.into());
                         }
@@ -228,14 +242,14 @@ impl Link {
     }
 
     /// Follows a payload. `moved` says that the handle is one of another holder, `copies` that its bytes may be sent along.
-    pub(crate) fn watch(
-        self: &Arc<Self>,
-        payload: PayloadId,
-        capability: Capability,
-        moved: bool,
-        copies: bool,
-    ) -> Watching {
-        let (sender, heard) = watch::channel(Heard::default());
+    pub(crate) fn watch(self: &Arc<Self>, handle: &Handle, moved: bool, copies: bool) -> Watching {
+        let Handle {
+            payload, capability, ..
+        } = *handle;
+        let (sender, heard) = watch::channel(Heard {
+            shown: Shown::none_of(handle.manifest.chunks()),
+            ..Heard::default()
+        });
         let asked = self.request(Route::Watch(sender), |id| Request::Watch {
             id,
             payload,

@@ -22,7 +22,8 @@ pub(crate) use table::Table;
 pub(crate) use tombstones::Gone;
 
 use crate::Owner;
-use crate::wire::{End, State};
+use crate::complete::Complete;
+use crate::wire::End;
 
 /// One payload that this process holds.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ pub(crate) struct Live {
     /// When it expires; set once, as it is taken in.
     expires: OnceLock<Instant>,
     life: Mutex<PayloadLife>,
-    state: watch::Sender<State>,
+    shown: watch::Sender<Shown>,
     keep: Mutex<Option<Arc<dyn Keep>>>,
     unread: Shared<BoxFuture<'static, ()>>,
     /// Taken by the one consumer of a payload that is deleted on consume.
@@ -51,16 +52,16 @@ impl Live {
     pub(crate) fn new(handle: impl Into<Arc<Handle>>, owner: Owner, keep: Arc<dyn Keep>) -> Self {
         let handle = handle.into();
         let life = PayloadLife::new(handle.manifest.chunks());
-        let mut state = State {
+        let mut shown = Shown {
             stored: keep.is_stored(),
-            ..State::default()
+            ..Shown::none_of(handle.manifest.chunks())
         };
-        show(&life, &mut state);
+        shown.end = end(&life);
         Self {
             handle,
             owner,
             expires: OnceLock::new(),
-            state: watch::Sender::new(state),
+            shown: watch::Sender::new(shown),
             unread: keep.unread().shared(),
             life: Mutex::new(life),
             keep: Mutex::new(Some(keep)),
@@ -94,8 +95,8 @@ impl Live {
         Some(expires.saturating_duration_since(Instant::now()))
     }
 
-    pub(crate) fn subscribe(&self) -> watch::Receiver<State> {
-        self.state.subscribe()
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Shown> {
+        self.shown.subscribe()
     }
 
     pub(crate) fn phase(&self) -> PayloadPhase {
@@ -105,11 +106,11 @@ impl Live {
     /// Marks chunk `index` as complete.
     pub(crate) fn ready(&self, index: u32) {
         let keep = lock(&self.keep).clone();
-        if let Some(keep) = &keep {
-            self.complete(&**keep, index);
-        }
+        let digest = keep.as_ref().and_then(|keep| self.complete(&**keep, index));
         let sealed = self.advance(|life| {
-            life.ready(index);
+            if life.ready(index) {
+                self.shown.borrow().complete.add(index, digest);
+            }
             *life.phase() == PayloadPhase::Sealed
         });
         if let Some(keep) = keep.filter(|_| sealed) {
@@ -120,39 +121,30 @@ impl Live {
     /// Marks every chunk as complete.
     pub(crate) fn seal(&self) {
         let keep = lock(&self.keep).clone();
-        for index in 0..self.handle.manifest.chunks() {
-            if let Some(keep) = &keep {
-                self.complete(&**keep, index);
-            }
-        }
+        let chunks = 0..self.handle.manifest.chunks();
+        let digest = |index| keep.as_ref().and_then(|keep| self.complete(&**keep, index));
+        let digests: Vec<_> = chunks.clone().map(digest).collect();
         if let Some(keep) = keep {
             keep.sealed();
         }
         self.advance(|life| {
-            for index in 0..self.handle.manifest.chunks() {
-                life.ready(index);
+            let shown = self.shown.borrow();
+            for (index, digest) in chunks.zip(digests) {
+                if life.ready(index) {
+                    shown.complete.add(index, digest);
+                }
             }
         });
     }
 
-    /// The last that is done with a chunk before it is shown. Done twice, the first digest stays.
-    fn complete(&self, keep: &dyn Keep, index: u32) {
+    /// The last that is done with a chunk before it is shown. Returns its digest, where it is to be compared; done twice, the
+    /// first one stays.
+    fn complete(&self, keep: &dyn Keep, index: u32) -> Option<u64> {
         keep.complete(index);
-        let known = |state: &State| {
-            let digest = state.digests.as_ref().and_then(|digests| digests.get(index as usize));
-            digest.is_some_and(Option::is_some)
-        };
-        if known(&self.state.borrow()) {
-            return;
+        if self.shown.borrow().complete.has(index) {
+            return None;
         }
-        let Some(digest) = keep.digest(index) else { return };
-        let chunks = self.handle.manifest.chunks() as usize;
-        self.state.send_if_modified(|state| {
-            let digests = state.digests.get_or_insert_with(|| vec![None; chunks]);
-            digests[index as usize].get_or_insert(digest);
-            // Nobody looks at it before the chunk is shown.
-            false
-        });
+        keep.digest(index)
     }
 
     /// Resolves when nobody reads the memory of the payload.
@@ -162,10 +154,10 @@ impl Live {
 
     /// Says that the bytes are somewhere else than the handle says, now and from now on.
     fn move_to(&self, regions: Vec<RegionRef>) {
-        self.state.send_if_modified(|state| {
-            let moved = *state.regions.as_ref().unwrap_or(&self.handle.regions) != regions;
+        self.shown.send_if_modified(|shown| {
+            let moved = *shown.regions.as_ref().unwrap_or(&self.handle.regions) != regions;
             if moved {
-                state.regions = Some(regions);
+                shown.regions = Some(regions);
             }
             moved
         });
@@ -210,7 +202,7 @@ impl Live {
 
     /// Whether every chunk is complete, and none is to be compared with a digest.
     pub(crate) fn is_exact(&self) -> bool {
-        self.phase() == PayloadPhase::Sealed && self.state.borrow().digests.is_none()
+        self.phase() == PayloadPhase::Sealed && !self.shown.borrow().complete.has_digests()
     }
 
     /// All of its bytes, where there are some, at most `limit`, and this process can read them.
@@ -254,8 +246,14 @@ impl Live {
     /// life stays locked until the change is shown.
     fn advance<T>(&self, change: impl FnOnce(&mut PayloadLife) -> T) -> T {
         let mut life = lock(&self.life);
+        let before = self.shown.borrow().complete.len();
         let result = change(&mut life);
-        self.state.send_if_modified(|state| show(&life, state));
+        self.shown.send_if_modified(|shown| {
+            let end = end(&life);
+            let changed = shown.complete.len() != before || shown.end != end;
+            shown.end = end;
+            changed
+        });
         result
     }
 
@@ -285,22 +283,35 @@ impl Live {
     }
 }
 
-/// Says in `state` which chunks may be read and whether no more come. Returns whether that is news.
-fn show(life: &PayloadLife, state: &mut State) -> bool {
-    let end = match life.phase() {
+/// What consumers may know of a payload. Cloning shares what is complete.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Shown {
+    pub(crate) complete: Arc<Complete>,
+    pub(crate) end: Option<End>,
+    /// A store has it, and not the memory of its producer.
+    pub(crate) stored: bool,
+    /// Where its bytes are, where that is not what the handle says.
+    pub(crate) regions: Option<Vec<RegionRef>>,
+}
+
+impl Shown {
+    /// Of so many chunks, none is complete.
+    pub(crate) fn none_of(chunks: u32) -> Self {
+        Self {
+            complete: Arc::new(Complete::none_of(chunks)),
+            ..Self::default()
+        }
+    }
+}
+
+/// Why no more chunks come, where that is so.
+fn end(life: &PayloadLife) -> Option<End> {
+    match life.phase() {
         PayloadPhase::Open => None,
         PayloadPhase::Sealed => Some(End::Sealed),
         PayloadPhase::Failed(failure) => Some(End::Failed(failure.clone())),
         PayloadPhase::Released => Some(End::Released),
-    };
-    let changed =
-        state.readable != life.readable() || state.end != end || !life.early().eq(state.early.iter().copied());
-    if changed {
-        state.readable = life.readable();
-        state.early = life.early().collect();
-        state.end = end;
     }
-    changed
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

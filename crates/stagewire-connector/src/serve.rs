@@ -17,7 +17,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::Owner;
 use crate::kv::{Desk, Visit};
-use crate::live::{Barred, Claim, Live, Table};
+use crate::live::{Barred, Claim, Live, Shown, Table};
 use crate::outbox::Outbox;
 use watched::Watched;
 
@@ -468,16 +468,22 @@ async fn watch(
 /// nothing else, `bytes` with the first state.
 async fn report(
     id: u32,
-    mut states: watch::Receiver<State>,
+    mut states: watch::Receiver<Shown>,
     regions: Option<Vec<RegionRef>>,
     mut bytes: Vec<u8>,
     replies: &Replies,
 ) {
+    let mut told = 0;
     loop {
-        let mut state = states.borrow_and_update().clone();
-        if state.regions.is_none() {
-            state.regions.clone_from(&regions);
-        }
+        let shown = states.borrow_and_update().clone();
+        let (complete, digests) = shown.complete.stretches_since(&mut told);
+        let state = State {
+            complete,
+            digests,
+            end: shown.end,
+            stored: shown.stored,
+            regions: shown.regions.or_else(|| regions.clone()),
+        };
         let last = matches!(state.end, Some(End::Failed(_) | End::Released));
         let bytes = std::mem::take(&mut bytes);
         replies.send(&Reply::State { id, state, bytes }).await;

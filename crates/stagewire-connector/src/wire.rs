@@ -6,7 +6,7 @@
 //! Hello ─────────────────────────▶
 //!        ◀───────────────────────── Greeting
 //! Watch(id, payload, capability) ─▶
-//!        ◀───────────────────────── State(id) whenever it changes, until it ends; or Refused(id)
+//!        ◀───────────────────────── State(id) whenever it changes, of each chunk once, until it ends; or Refused(id)
 //! Finish(id) | Leave(id) ─────────▶
 //!        ◀───────────────────────── Finished(id), after Finish
 //! Put(id, handle, bytes, token) ──▶
@@ -19,6 +19,8 @@
 //! Kv(id, question) ───────────────▶
 //!        ◀───────────────────────── Kv(id, answer)
 //! ```
+
+use std::ops::Range;
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
@@ -33,7 +35,7 @@ use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 use crate::Owner;
 
 /// Version of everything below; both sides refuse another one.
-pub(crate) const VERSION: u16 = 6;
+pub(crate) const VERSION: u16 = 7;
 const MAGIC: [u8; 4] = *b"SWC\n";
 /// A handle holds a manifest, whose metadata may be large; the rest of a frame is small.
 const MAX_FRAME: usize = MAX_METADATA + (16 << 20);
@@ -177,33 +179,19 @@ impl Reply {
     }
 }
 
-/// What a consumer may know of a payload.
+/// What a consumer is told of a payload: of each chunk once.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
-    /// Chunks that may be read, counted from the first.
-    pub(crate) readable: u32,
-    /// Chunks that are complete though one before them is not.
-    pub(crate) early: Vec<u32>,
+    /// Chunks that became complete since the last of these.
+    pub(crate) complete: Vec<Range<u32>>,
+    /// Digest of each of them, where its producer wants them compared; else empty.
+    pub(crate) digests: Vec<u64>,
     pub(crate) end: Option<End>,
     /// A store has it, and not the memory of its producer.
     pub(crate) stored: bool,
     /// Where its bytes are, where that is not what the handle says: it was brought back from a spill file, or its holder
     /// was started anew.
     pub(crate) regions: Option<Vec<RegionRef>>,
-    /// Digest of each chunk that was shown, where its producer wants them compared.
-    pub(crate) digests: Option<Vec<Option<u64>>>,
-}
-
-impl State {
-    /// Whether a chunk is complete.
-    pub(crate) fn has(&self, index: u32) -> bool {
-        index < self.readable || self.early.contains(&index)
-    }
-
-    /// The chunks that are complete.
-    pub(crate) fn complete(&self) -> impl Iterator<Item = u32> + use<> {
-        (0..self.readable).chain(self.early.clone())
-    }
 }
 
 /// Regions that nobody has: where the bytes are is said once somebody asks for them.

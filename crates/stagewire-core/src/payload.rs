@@ -46,28 +46,22 @@ impl PayloadLife {
         self.prefix
     }
 
-    /// The visible chunks that come after one that is not, in order.
-    pub fn early(&self) -> impl Iterator<Item = u32> {
-        let rest = self.visible.iter().enumerate().skip(self.prefix as usize);
-        let early = rest.filter(|(_, visible)| **visible);
-        early.filter_map(|(index, _)| u32::try_from(index).ok())
-    }
-
-    /// Marks chunk `index` as complete. Returns whether [`PayloadLife::readable`] grew.
-    /// Does nothing for a chunk that is visible already or does not exist, or once the payload is failed or released.
+    /// Marks chunk `index` as complete. Returns whether it was not before.
+    /// Does nothing for a chunk that does not exist, or once the payload is failed or released.
     pub fn ready(&mut self, index: u32) -> bool {
-        let before = self.prefix;
-        if self.phase == PayloadPhase::Open
-            && let Some(visible) = self.visible.get_mut(index as usize)
-        {
-            *visible = true;
-            let rest = &self.visible[before as usize..];
-            self.prefix += u32::try_from(rest.iter().take_while(|visible| **visible).count()).unwrap_or(u32::MAX);
-            if self.prefix as usize == self.visible.len() {
-                self.phase = PayloadPhase::Sealed;
-            }
+        let Some(visible) = self.visible.get_mut(index as usize) else {
+            return false;
+        };
+        if *visible || self.phase != PayloadPhase::Open {
+            return false;
         }
-        self.prefix > before
+        *visible = true;
+        let rest = &self.visible[self.prefix as usize..];
+        self.prefix += u32::try_from(rest.iter().take_while(|visible| **visible).count()).unwrap_or(u32::MAX);
+        if self.prefix as usize == self.visible.len() {
+            self.phase = PayloadPhase::Sealed;
+        }
+        true
     }
 
     /// Ends an open payload with the producer's reason. A sealed payload stays sealed.
@@ -91,15 +85,10 @@ mod tests {
     #[test]
     fn chunks_are_readable_in_order_whatever_order_they_arrive_in() {
         let mut life = PayloadLife::new(3);
-        assert!(!life.ready(2));
-        assert_eq!((life.readable(), life.early().collect::<Vec<_>>()), (0, vec![2]));
-        assert!(life.ready(0));
-        assert_eq!((life.readable(), life.early().count()), (1, 1));
-        assert!(!life.ready(0), "twice");
-        assert!(!life.ready(9), "no such chunk");
-        assert!(life.ready(1));
-        assert_eq!((life.readable(), life.phase()), (3, &PayloadPhase::Sealed));
-        assert_eq!(life.early().count(), 0);
+        for (index, shown, readable) in [(2, true, 0), (0, true, 1), (0, false, 1), (9, false, 1), (1, true, 3)] {
+            assert_eq!((life.ready(index), life.readable()), (shown, readable), "{index}");
+        }
+        assert_eq!(life.phase(), &PayloadPhase::Sealed);
     }
 
     #[test]

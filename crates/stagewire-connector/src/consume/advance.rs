@@ -14,7 +14,8 @@ use super::seek::Sought;
 use super::{Chunk, ChunkView, ConsumeError, Consumer, Place};
 use crate::digest;
 use crate::link::{Heard, Watching};
-use crate::wire::{self, End, Refusal, State};
+use crate::live::Shown;
+use crate::wire::{self, End, Refusal};
 
 /// How long a holder may take to acknowledge that the consumer is done.
 const FINISH_WITHIN: Duration = Duration::from_secs(1);
@@ -58,7 +59,7 @@ impl Consumer {
             let landed = Landed {
                 begin,
                 end: now(),
-                stored: self.state.stored,
+                stored: self.shown.stored,
             };
             return self.take_chunk(landed).map(Some);
         }
@@ -77,7 +78,7 @@ impl Consumer {
                 Slot::Flying => self.progress.landed(self.next).await,
                 Slot::Missing => {
                     let batch = if self.whole { Batch::All } else { Batch::One };
-                    if let Some(flying) = self.progress.take(self.next, &self.state, batch) {
+                    if let Some(flying) = self.progress.take(self.next, &self.shown, batch) {
                         self.flight = Some(Mutex::new(flying.pull(Arc::clone(&access)).boxed()));
                     }
                     self.look_ahead();
@@ -124,7 +125,7 @@ impl Consumer {
             watching.first_word().await;
             let heard = watching.heard();
             if let Some(bytes) = heard.bytes {
-                let regions = heard.state.regions.as_ref().unwrap_or(&self.handle.regions);
+                let regions = heard.shown.regions.as_ref().unwrap_or(&self.handle.regions);
                 // Where the destination does not take them, the copy says why.
                 let access = Access::sent(&self.handle, regions, &self.rooms, &bytes);
                 self.access = access.ok().map(Arc::new);
@@ -165,7 +166,7 @@ impl Consumer {
                 // It may have moved within the store since that was last heard of: the holder knows.
                 self.watching = None;
                 // What was heard before is not what is asked for.
-                self.state = State::default();
+                self.shown = Shown::default();
                 self.wait_readable().await?;
                 self.open_access().await
             }
@@ -177,7 +178,7 @@ impl Consumer {
 
     /// Where the bytes of each tensor are.
     fn regions(&self) -> &[RegionRef] {
-        self.state.regions.as_deref().unwrap_or(&self.handle.regions)
+        self.shown.regions.as_deref().unwrap_or(&self.handle.regions)
     }
 
     /// Waits until chunk `next` may be read. A failure of the producer is seen also where chunks are readable.
@@ -195,7 +196,7 @@ impl Consumer {
             let over = watching.is_over();
             let heard = watching.heard();
             self.hear(heard)?;
-            if self.state.readable > self.next {
+            if self.shown.complete.readable() > self.next {
                 // Where the holder is gone, its memory may still be mapped, or the pull will tell.
                 return Ok(());
             }
@@ -216,12 +217,14 @@ impl Consumer {
 
     /// Whether the payload has ended without chunk `next`.
     fn check_end(&self) -> Result<(), ConsumeError> {
-        match &self.state.end {
+        match &self.shown.end {
             Some(End::Failed(failure)) => Err(ConsumeError::Failed {
                 at: self.place(),
                 failure: failure.clone(),
             }),
-            Some(End::Released) if self.state.readable <= self.next => Err(gone(self.place(), &Refusal::Released)),
+            Some(End::Released) if self.shown.complete.readable() <= self.next => {
+                Err(gone(self.place(), &Refusal::Released))
+            }
             _ => Ok(()),
         }
     }
@@ -244,7 +247,7 @@ impl Consumer {
             })?;
         let untold = self.is_elsewhere() || self.handle.regions.iter().any(wire::is_nowhere);
         let copies = self.may_be_sent() && self.access.is_none();
-        Ok(link.watch(self.handle.payload, self.handle.capability, untold, copies))
+        Ok(link.watch(&self.handle, untold, copies))
     }
 
     fn hear(&mut self, heard: Heard) -> Result<(), ConsumeError> {
@@ -262,7 +265,7 @@ impl Consumer {
             });
         }
         if heard.spoken {
-            self.state = heard.state;
+            self.shown = heard.shown;
         }
         self.check_end()
     }
@@ -313,8 +316,7 @@ impl Consumer {
 
     /// Compares a chunk with the producer's digest of it, where there is one.
     fn compare(&self, index: u32, views: &[ChunkView]) -> Result<(), ConsumeError> {
-        let digests = self.state.digests.as_ref();
-        let Some(expected) = digests.and_then(|digests| *digests.get(index as usize)?) else {
+        let Some(expected) = self.shown.complete.digest(index) else {
             return Ok(());
         };
         let found = digest::of_views(views);
@@ -330,10 +332,10 @@ impl Consumer {
         let Some(access) = self.access.as_ref().filter(|access| !access.is_copied()) else {
             return Ok(());
         };
-        if self.state.digests.is_none() {
+        if !self.shown.complete.has_digests() {
             return Ok(());
         }
-        let shown = self.state.readable.min(self.handle.manifest.chunks());
+        let shown = self.shown.complete.readable().min(self.handle.manifest.chunks());
         (0..shown).try_for_each(|index| self.compare(index, &access.views(&self.handle, Some(index))))
     }
 

@@ -1,6 +1,8 @@
 //! How far the copies of a consumer are.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -11,7 +13,8 @@ use tokio::time::Instant;
 use super::OnChunk;
 use super::access::{Access, AccessError};
 use super::advance::now;
-use crate::wire::State;
+use crate::complete::Complete;
+use crate::live::Shown;
 
 /// How long the pull of several chunks at a time may take by the pace of the one before: what a consumer waits longer for
 /// the first of them at most. Below, each pull on its own costs more than it moves.
@@ -29,6 +32,12 @@ pub(super) enum Slot {
     /// It is being copied.
     Flying,
     Here(Landed),
+}
+
+impl Slot {
+    const fn is_missing(&self) -> bool {
+        matches!(self, Self::Missing)
+    }
 }
 
 /// When a chunk came, and from where.
@@ -54,8 +63,55 @@ pub(super) enum Batch {
 #[derive(Debug)]
 struct Table {
     slots: Vec<Slot>,
+    /// How many of them are missing.
+    missing: usize,
+    /// Those of them that are complete, as far as that is known from `complete`.
+    free: BTreeSet<u32>,
+    complete: Arc<Complete>,
+    /// How much of it is in `free`.
+    known: usize,
     /// What [`AHEAD`] is enough for, once it is known.
     ahead_bytes: Option<u64>,
+}
+
+impl Table {
+    fn new(slots: Vec<Slot>, ahead_bytes: Option<u64>) -> Self {
+        Self {
+            missing: slots.iter().filter(|slot| slot.is_missing()).count(),
+            slots,
+            free: BTreeSet::new(),
+            complete: Arc::default(),
+            known: 0,
+            ahead_bytes,
+        }
+    }
+
+    /// Learns what is complete by now, of which each chunk is looked at once.
+    fn learn(&mut self, complete: &Arc<Complete>) {
+        if !Arc::ptr_eq(complete, &self.complete) {
+            // Another holder is asked, or the same once more: only what it says counts.
+            self.complete = Arc::clone(complete);
+            self.known = 0;
+            self.free.clear();
+        }
+        let new = complete.since(&mut self.known).into_iter();
+        let slots = &self.slots;
+        self.free
+            .extend(new.filter(|index| slots[*index as usize].is_missing()));
+    }
+
+    fn set(&mut self, chunks: Range<u32>, slot: Slot) {
+        for index in chunks {
+            let before = std::mem::replace(&mut self.slots[index as usize], slot);
+            self.missing += usize::from(slot.is_missing());
+            self.missing -= usize::from(before.is_missing());
+            if !slot.is_missing() {
+                self.free.remove(&index);
+            } else if self.complete.has(index) {
+                self.free.insert(index);
+            }
+        }
+    }
 }
 
 /// The chunks of one payload, each of which is copied by one at a time.
@@ -71,15 +127,13 @@ impl Progress {
         let chunks = handle.manifest.chunks() as usize;
         let told = on_chunk.map(|on_chunk| {
             let told = (0..chunks).map(|_| OnceLock::new()).collect();
-            Arc::new(Told { on_chunk, told })
+            let untold = AtomicUsize::new(chunks);
+            Arc::new(Told { on_chunk, told, untold })
         });
         Arc::new(Self {
             handle: Arc::clone(handle),
             told,
-            table: watch::Sender::new(Table {
-                slots: vec![Slot::Missing; chunks],
-                ahead_bytes: None,
-            }),
+            table: watch::Sender::new(Table::new(vec![Slot::Missing; chunks], None)),
         })
     }
 
@@ -96,7 +150,7 @@ impl Progress {
         Arc::new(Self {
             handle: Arc::clone(&self.handle),
             told: self.told.clone(),
-            table: watch::Sender::new(Table { slots, ahead_bytes }),
+            table: watch::Sender::new(Table::new(slots, ahead_bytes)),
         })
     }
 
@@ -111,8 +165,7 @@ impl Progress {
 
     /// Whether a chunk is neither here nor on its way.
     pub(super) fn lacks_any(&self) -> bool {
-        let table = self.table.borrow();
-        table.slots.iter().any(|slot| matches!(slot, Slot::Missing))
+        self.table.borrow().missing > 0
     }
 
     /// Waits until a chunk is not being copied.
@@ -123,14 +176,18 @@ impl Progress {
     }
 
     /// Takes chunks to copy, the first that are complete and that nobody copies, from `next` on.
-    pub(super) fn take(self: &Arc<Self>, next: u32, state: &State, batch: Batch) -> Option<Flying> {
+    pub(super) fn take(self: &Arc<Self>, next: u32, shown: &Shown, batch: Batch) -> Option<Flying> {
         let mut taken = None;
         self.table.send_if_modified(|table| {
-            let free = |index: &u32| state.has(*index) && matches!(table.slots[*index as usize], Slot::Missing);
-            let Some(first) = (next..self.handle.manifest.chunks()).find(free) else {
+            table.learn(&shown.complete);
+            let mut free = table.free.range(next..);
+            let Some(&first) = free.next() else {
                 return false;
             };
-            let all = (first..self.handle.manifest.chunks()).take_while(free);
+            let touching = (first + 1..)
+                .zip(free)
+                .map_while(|(index, free)| (index == *free).then_some(index));
+            let all = std::iter::once(first).chain(touching);
             let end = match batch {
                 Batch::One => first + 1,
                 Batch::All => all.last().map_or(first, |last| last + 1),
@@ -145,11 +202,11 @@ impl Progress {
                     all.take_while(fits).last().map_or(first, |last| last + 1)
                 }
             };
-            table.slots[first as usize..end as usize].fill(Slot::Flying);
+            table.set(first..end, Slot::Flying);
             taken = Some(Flying {
                 progress: Arc::clone(self),
                 chunks: first..end,
-                stored: state.stored,
+                stored: shown.stored,
                 landed: false,
             });
             // Nobody waits for what begins.
@@ -192,7 +249,7 @@ impl Flying {
             stored: self.stored,
         });
         self.progress.table.send_modify(|table| {
-            table.slots[self.chunks.start as usize..self.chunks.end as usize].fill(landed);
+            table.set(self.chunks.clone(), landed);
             table.ahead_bytes = Some(u64::try_from(ahead).unwrap_or(u64::MAX));
         });
     }
@@ -201,9 +258,10 @@ impl Flying {
 impl Drop for Flying {
     fn drop(&mut self) {
         if !self.landed {
-            self.progress.table.send_modify(|table| {
-                table.slots[self.chunks.start as usize..self.chunks.end as usize].fill(Slot::Missing);
-            });
+            let chunks = self.chunks.clone();
+            self.progress
+                .table
+                .send_modify(|table| table.set(chunks, Slot::Missing));
         }
     }
 }
@@ -213,16 +271,20 @@ impl Drop for Flying {
 pub(super) struct Told {
     on_chunk: OnChunk,
     told: Box<[OnceLock<()>]>,
+    untold: AtomicUsize,
 }
 
 impl Told {
     /// When this returns, it was told, by whomever.
     pub(super) fn tell(&self, index: u32, access: &Access, handle: &Handle) {
-        self.told[index as usize].get_or_init(|| self.on_chunk.tell(index, &access.views(handle, Some(index))));
+        self.told[index as usize].get_or_init(|| {
+            self.on_chunk.tell(index, &access.views(handle, Some(index)));
+            self.untold.fetch_sub(1, Ordering::Relaxed);
+        });
     }
 
     /// Whether there is nothing more to tell.
     pub(super) fn all(&self) -> bool {
-        self.told.iter().all(|told| told.get().is_some())
+        self.untold.load(Ordering::Relaxed) == 0
     }
 }

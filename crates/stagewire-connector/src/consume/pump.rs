@@ -57,7 +57,7 @@ async fn copy(access: Arc<Access>, progress: Arc<Progress>, mut heard: watch::Re
     loop {
         let (flying, over) = {
             let heard = heard.borrow_and_update();
-            (progress.take(0, &heard.state, batch), is_over(&heard))
+            (progress.take(0, &heard.shown, batch), is_over(&heard))
         };
         if let Some(flying) = flying {
             if let Err(error) = flying.pull(Arc::clone(&access)).await {
@@ -72,12 +72,15 @@ async fn copy(access: Arc<Access>, progress: Arc<Progress>, mut heard: watch::Re
 }
 
 async fn tell(access: Arc<Access>, handle: Arc<Handle>, told: Arc<Told>, mut heard: watch::Receiver<Heard>) {
+    let mut known = 0;
     loop {
         let (complete, over) = {
             let heard = heard.borrow_and_update();
-            (heard.state.complete(), is_over(&heard))
+            (heard.shown.complete.since(&mut known), is_over(&heard))
         };
-        complete.for_each(|index| told.tell(index, &access, &handle));
+        for index in complete {
+            told.tell(index, &access, &handle);
+        }
         if over || told.all() || heard.changed().await.is_err() {
             return;
         }
@@ -86,5 +89,5 @@ async fn tell(access: Arc<Access>, handle: Arc<Handle>, told: Arc<Told>, mut hea
 
 /// Whether no more chunks become complete.
 fn is_over(heard: &Heard) -> bool {
-    heard.refused.is_some() || matches!(heard.state.end, Some(End::Failed(_) | End::Released))
+    heard.refused.is_some() || matches!(heard.shown.end, Some(End::Failed(_) | End::Released))
 }

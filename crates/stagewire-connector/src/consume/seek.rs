@@ -104,7 +104,7 @@ impl Consumer {
     /// Asks a store for the payload, and stays with it where it has it; `None` where the store does not answer.
     async fn has_it(&mut self, store: &Peer) -> Option<bool> {
         let link = self.shared.links().to(store).await.ok()?;
-        let mut watching = link.watch(self.handle.payload, self.handle.capability, true, false);
+        let mut watching = link.watch(&self.handle, true, false);
         watching.first_word().await;
         let heard = watching.heard();
         if !heard.spoken {

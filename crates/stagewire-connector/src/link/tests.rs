@@ -1,6 +1,6 @@
 use futures::SinkExt;
 use futures::future::join_all;
-use stagewire_core::StageName;
+use stagewire_core::{Capability, Manifest, PayloadId, PayloadKind, StageName, TransferMode};
 use stagewire_transfer::listen_unix;
 use tokio::time::timeout;
 use tokio_util::codec::Framed;
@@ -44,6 +44,19 @@ fn still(like: &Peer, dir: &std::path::Path) -> Still {
     Still { peer, go_on, read }
 }
 
+fn handle(holder: &Peer) -> Handle {
+    Handle {
+        payload: PayloadId(uuid::Uuid::new_v4()),
+        request: "r".to_owned(),
+        stage: StageName::new("denoise").expect("a name"),
+        manifest: Manifest::new(PayloadKind::Latent, Vec::new()).expect("no names"),
+        mode: TransferMode::P2p,
+        holder: holder.clone(),
+        capability: Capability::from_random([7; 16]),
+        regions: Vec::new(),
+    }
+}
+
 /// However many ask, and however often: what waits to be sent is bounded, and so is what is read once the holder goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_to_a_holder_that_stands_still_do_not_pile_up() {
@@ -60,11 +73,13 @@ async fn requests_to_a_holder_that_stands_still_do_not_pile_up() {
             let peer = &peer;
             let ask = async move {
                 let link = shared.links().to(peer).await.expect("it is connected");
-                let (payload, capability) = (PayloadId(uuid::Uuid::new_v4()), Capability::from_random([7; 16]));
+                let handle = handle(peer);
                 if n % 2 == 0 {
-                    let watching = link.watch(payload, capability, false, false);
-                    watching.first_word().await;
+                    link.watch(&handle, false, false).first_word().await;
                 } else {
+                    let Handle {
+                        payload, capability, ..
+                    } = handle;
                     let token = None;
                     let release = |id| Request::Release {
                         id,

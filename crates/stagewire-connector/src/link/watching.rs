@@ -3,14 +3,15 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::Asked;
-use crate::wire::{Refusal, Request, State};
+use crate::live::Shown;
+use crate::wire::{Refusal, Request};
 
 /// What the holder has said of a payload so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Heard {
     /// Anything at all.
     pub(crate) spoken: bool,
-    pub(crate) state: State,
+    pub(crate) shown: Shown,
     /// All bytes of the payload, tensor after tensor, where they were sent along.
     pub(crate) bytes: Option<Arc<Vec<u8>>>,
     pub(crate) refused: Option<Refusal>,
@@ -37,7 +38,7 @@ impl Watching {
 
     /// Whether the holder has said by now that a chunk is complete.
     pub(crate) fn has(&self, index: u32) -> bool {
-        self.heard.borrow().state.has(index)
+        self.heard.borrow().shown.complete.has(index)
     }
 
     /// For others that follow the same payload.

@@ -66,7 +66,7 @@ impl Table {
     /// Those that the store of this process has.
     pub(crate) fn stored(&self) -> Vec<PayloadId> {
         let inner = lock(&self.inner);
-        let stored = inner.live.iter().filter(|(_, live)| live.state.borrow().stored);
+        let stored = inner.live.iter().filter(|(_, live)| live.shown.borrow().stored);
         stored.map(|(payload, _)| *payload).collect()
     }
 

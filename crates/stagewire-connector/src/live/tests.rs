@@ -263,7 +263,7 @@ fn a_store_that_comes_too_late_is_told_so() {
 /// Notes what was shown of the payload when it was closed.
 #[derive(Debug, Default)]
 struct Closing {
-    states: OnceLock<watch::Receiver<State>>,
+    states: OnceLock<watch::Receiver<Shown>>,
     shown: Mutex<Vec<Option<End>>>,
 }
 

@@ -1,8 +1,10 @@
 //! Chunks that come while others are still computed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec, Stop};
+use stagewire_connector::{ConsumeError, ConsumeOptions, OnChunk, Owner, PublishSpec, Stop};
 use stagewire_core::{Classify, ErrorClass, Failure};
 use tokio::time::Instant;
 
@@ -65,6 +67,59 @@ async fn chunks_that_become_ready_in_any_order_come_in_order() {
     for index in 4..8 {
         assert_eq!(consumer.next().await.expect("alive").expect("ready").index, index);
     }
+}
+
+/// In time that grows with their number and not with its square: that would be minutes here.
+#[tokio::test(flavor = "multi_thread")]
+async fn very_many_chunks_in_the_worst_order_are_each_told_and_copied_once() {
+    const CHUNKS: u32 = 20_000;
+    let world = World::new().await;
+    let producer = world.another("denoise").await;
+    let bundle = Bundle::one(&[u64::from(CHUNKS), 3]).cut(0, CHUNKS);
+    let told = Arc::new(AtomicU32::new(0));
+    for (private, digests) in [(false, false), (true, false), (false, true)] {
+        let mut spec = PublishSpec::new("request", bundle.manifest(), CONSUMED);
+        spec.digests = digests;
+        let memory = bundle.memory(producer.host().arena());
+        let publication = producer.open(spec, memory).expect("room");
+        told.store(0, Ordering::Relaxed);
+        let options = ConsumeOptions {
+            private,
+            on_chunk: Some(OnChunk::new({
+                let told = Arc::clone(&told);
+                move |_, _| {
+                    told.fetch_add(1, Ordering::Relaxed);
+                }
+            })),
+            ..ConsumeOptions::within(PATIENCE)
+        };
+        let handle = publication.handle().clone();
+        let mut consumer = world.connector.consume(handle, options).expect("a consumer");
+        let begin = Instant::now();
+        let bytes = bundle.clone();
+        let reading = tokio::spawn(async move {
+            while let Some(chunk) = consumer.next().await.expect("alive") {
+                bytes.check(&chunk.tensors, Some(chunk.index));
+            }
+        });
+        // Odd ones backwards, then the others: until the very last one no chunk can be yielded, and half of the time no two
+        // that are complete touch.
+        let (odd, even): (Vec<u32>, Vec<u32>) = (0..CHUNKS).rev().partition(|index| index % 2 == 1);
+        for (nth, index) in odd.into_iter().chain(even).enumerate() {
+            publication.ready(index).expect("it is open");
+            if nth % 16 == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        tokio::time::timeout(PATIENCE, reading)
+            .await
+            .expect("in time")
+            .expect("its bytes");
+        assert_eq!(told.load(Ordering::Relaxed), CHUNKS);
+        assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
+    }
+    all_gone(&producer).await;
+    all_gone(&world.connector).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
