@@ -185,7 +185,8 @@ impl Connector {
         PyBytes::new(py, &peer)
     }
 
-    #[pyo3(signature = (handle, destinations=None, *, private=false, deadline=None))]
+    /// `arrivals` says that somebody asks for `Consumer.arrived`.
+    #[pyo3(signature = (handle, destinations=None, *, private=false, deadline=None, arrivals=false))]
     fn consume(
         &self,
         py: Python<'_>,
@@ -193,22 +194,27 @@ impl Connector {
         destinations: Option<Vec<PyRef<'_, Tensor>>>,
         private: bool,
         deadline: Option<f64>,
+        arrivals: bool,
     ) -> PyResult<Consumer> {
         let destinations = destinations
             .map(|tensors| consumer::destinations(py, handle.inner(), &tensors))
             .transpose()?;
+        let (on_chunk, arrivals) = arrivals.then(consumer::arrivals).unzip();
         let options = ConsumeOptions {
             destinations,
             private,
             deadline: seconds(py, deadline)?,
             stop: None,
-            on_chunk: None,
+            on_chunk,
         };
         let consumer = self
             .inner
             .consume(handle.inner().clone(), options)
             .map_err(|error| raise_from(py, &error))?;
-        Ok(Consumer::new(consumer))
+        Ok(match arrivals {
+            Some(arrivals) => Consumer::telling(consumer, arrivals),
+            None => Consumer::new(consumer),
+        })
     }
 
     /// Ends a payload, wherever it is.

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use stagewire_connector::{Chunk, ChunkView, ConsumeError, Fetched, ViewMemory};
+use stagewire_connector::{Chunk, ChunkView, ConsumeError, Fetched, OnChunk, ViewMemory};
 use stagewire_core::{Classify, ErrorClass, Failure, Handle, TensorSpec};
 use stagewire_transfer::Target;
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 
 use crate::error::{invalid, raise, raise_from};
 use crate::pending::Pending;
@@ -26,12 +26,39 @@ type Shared = Mutex<Option<stagewire_connector::Consumer>>;
 #[pyclass(module = "stagewire._native", frozen)]
 pub(crate) struct Consumer {
     inner: Arc<Shared>,
+    /// Chunks as they come, for who wants to be told; no thread of the runtime waits for the GIL.
+    arrivals: Option<Arc<Mutex<Arrivals>>>,
+}
+
+type Arrivals = mpsc::UnboundedReceiver<(u32, Vec<ChunkView>)>;
+
+/// Passes chunks on as they come.
+pub(crate) fn arrivals() -> (OnChunk, Arrivals) {
+    let (sender, arrivals) = mpsc::unbounded_channel();
+    let on_chunk = OnChunk::new(move |index, views| {
+        // Who closes the consumer does not want to know any more.
+        let _ = sender.send((index, views.to_vec()));
+    });
+    (on_chunk, arrivals)
+}
+
+async fn arrived(arrivals: Option<Arc<Mutex<Arrivals>>>) -> Option<(u32, Vec<ChunkView>)> {
+    arrivals?.lock().await.recv().await
 }
 
 impl Consumer {
     pub(crate) fn new(consumer: stagewire_connector::Consumer) -> Self {
         Self {
             inner: Arc::new(Mutex::new(Some(consumer))),
+            arrivals: None,
+        }
+    }
+
+    /// One whose chunks are told as they come.
+    pub(crate) fn telling(consumer: stagewire_connector::Consumer, arrivals: Arrivals) -> Self {
+        Self {
+            arrivals: Some(Arc::new(Mutex::new(arrivals))),
+            ..Self::new(consumer)
         }
     }
 
@@ -96,6 +123,23 @@ impl Consumer {
             let chunk = chunk.map_err(|error| raise_consume(py, &error))?;
             let tensors = chunk.map(|chunk| show_all(py, chunk.tensors)).transpose()?;
             tensors.into_py_any(py)
+        })
+    }
+
+    /// Index and views of the next chunk that came, in whatever order, once `next` was called; `None` after the last one,
+    /// and where nobody tells.
+    fn arrived(&self, py: Python<'_>) -> PyResult<Option<(u32, Vec<Tensor>)>> {
+        let arrived = wait(py, arrived(self.arrivals.clone()))?;
+        arrived
+            .map(|(index, views)| Ok((index, show_all(py, views)?)))
+            .transpose()
+    }
+
+    /// The same, without waiting.
+    fn start_arrived(&self, py: Python<'_>) -> PyResult<Pending> {
+        Pending::spawn(py, arrived(self.arrivals.clone()), |py, arrived| {
+            let shown = arrived.map(|(index, views)| PyResult::Ok((index, show_all(py, views)?)));
+            shown.transpose()?.into_py_any(py)
         })
     }
 

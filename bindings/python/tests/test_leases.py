@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from typing import TYPE_CHECKING, Any
 
 import peer
 import pytest
 import torch
+from processes import wait_for
 from stagewire import errors
 from stagewire.diffusion import DiffusionConnector, Lease, StageHandle, StagePayload
 
@@ -83,12 +85,45 @@ def test_leases_have_their_rules(run_dir: Path) -> None:
 def test_on_chunk_sees_each_chunk_before_it_is_yielded(run_dir: Path) -> None:
     with DiffusionConnector("p", run_dir=run_dir) as conn:
         handle = conn.publish(StagePayload(request_id="r", tensor=torch.arange(6), num_chunks=3))
-        order: list[Any] = []
-        for chunk in conn.consume(
-            handle, framework="torch", on_chunk=lambda *of: order.append((of[0], of[1].tolist()))
+        told: list[Any] = []
+        for index, chunk in enumerate(
+            conn.consume(handle, framework="torch", on_chunk=lambda *of: told.append((of[0], of[1].tolist())))
         ):
-            order.append(chunk.tolist())
-        assert order == [(0, [0, 1]), [0, 1], (1, [2, 3]), [2, 3], (2, [4, 5]), [4, 5]]
+            assert (index, chunk.tolist()) in told
+        assert sorted(told) == [(0, [0, 1]), (1, [2, 3]), (2, [4, 5])]
+
+
+@pytest.mark.parametrize("with_dst", [False, True])
+def test_on_chunk_is_called_as_chunks_come_and_not_as_they_are_yielded(run_dir: Path, with_dst: bool) -> None:
+    source = torch.arange(8)
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        stream = conn.open(StagePayload(request_id="r", tensor=source, num_chunks=4))
+        told: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        dst = torch.zeros_like(source) if with_dst else None
+        chunks = conn.consume(
+            stream.handle, dst, framework="torch", deadline=20, on_chunk=lambda *of: told.put((of[0], of[1].tolist()))
+        )
+        stream.ready(0)
+        assert next(chunks).tolist() == [0, 1]
+        assert told.get(timeout=20) == (0, [0, 1])
+        # The iterator is not asked for more meanwhile.
+        for index in (3, 1, 2):
+            stream.ready(index)
+            assert told.get(timeout=20) == (index, [2 * index, 2 * index + 1])
+        assert [chunk.tolist() for chunk in chunks] == [[2, 3], [4, 5], [6, 7]]
+        assert told.empty(), "once"
+
+
+def test_what_on_chunk_raises_the_iterator_raises(run_dir: Path) -> None:
+    def broken(index: int, chunk: Any) -> None:
+        raise ZeroDivisionError(index)
+
+    with DiffusionConnector("p", run_dir=run_dir) as conn:
+        handle = conn.publish(StagePayload(request_id="r", tensor=torch.arange(6), num_chunks=3))
+        with pytest.raises(ZeroDivisionError):
+            list(conn.consume(handle, on_chunk=broken, deadline=20))
+        wait_for(lambda: conn.stats()["consumers"] == 0, "the consumer is gone")
+        assert conn.fetch(handle, framework="torch").tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_cancelling_a_payload(run_dir: Path) -> None:

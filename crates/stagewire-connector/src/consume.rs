@@ -46,7 +46,7 @@ pub struct ConsumeOptions {
 
 /// Told of each chunk of a payload as it comes: once it can be read here, in whatever order chunks become complete, and
 /// before [`Consumer::next`] returns it. It is called on whatever thread learnt of that, and must not block. Digests are
-/// compared later, by [`Consumer::next`].
+/// compared later, by [`Consumer::next`]. Chunks that are copied come one at a time then, each with a pull of its own.
 #[derive(Clone)]
 pub struct OnChunk(Arc<Tell>);
 
@@ -267,8 +267,7 @@ impl Consumer {
     /// Safe: the chunks that came stay with the consumer; only their [`Handover`]s are lost.
     pub async fn fetch_all(&mut self) -> Result<Fetched, ConsumeError> {
         let mut handovers = Vec::new();
-        // Who wants to be told of each chunk does not want all of them at once.
-        self.whole = self.progress.told().is_none();
+        self.whole = true;
         while self.next < self.handle.manifest.chunks() {
             if let Some(chunk) = self.next().await? {
                 handovers.push(chunk.handover);

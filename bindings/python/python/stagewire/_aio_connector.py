@@ -204,10 +204,50 @@ async def _made(make: Callable[[], T], undo: Callable[[T], None]) -> T:
 
 
 async def _chunks(reader: Reader, on_chunk: Callable[[int, Any], object] | None) -> AsyncIterator[Any]:
+    telling = None if on_chunk is None else Telling(reader, on_chunk)
     try:
         index = 0
         while (tensors := await result(reader.consumer.start_next())) is not None:
-            yield reader.chunk(index, tensors, on_chunk)
+            if telling is not None:
+                await telling.wait(index)
+            yield reader.chunk(index, tensors)
             index += 1
     finally:
+        if telling is not None:
+            telling.end()
         await result(reader.consumer.start_close())
+
+
+class Telling:
+    """Calls a function with each chunk as it comes, in the event loop."""
+
+    def __init__(self, reader: Reader, on_chunk: Callable[[int, Any], object]) -> None:
+        self._reader = reader
+        self._on_chunk = on_chunk
+        self._told: set[int] = set()
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    async def wait(self, index: int) -> None:
+        """Returns once chunk `index`, which has come, was told; raises what the function has raised."""
+        while index not in self._told:
+            if self._task.done():
+                self._task.result()
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def end(self) -> None:
+        """Has no further call begin."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            while (arrived := await result(self._reader.consumer.start_arrived())) is not None:
+                index, tensors = arrived
+                self._on_chunk(index, self._reader.chunk(index, tensors))
+                self._told.add(index)
+                self._changed.set()
+        finally:
+            # Not done yet: who waits looks again once it is.
+            asyncio.get_running_loop().call_soon(self._changed.set)

@@ -203,7 +203,9 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             framework: ``torch``, ``numpy`` or ``native``, without `dst`. By default torch tensors where torch is
                 imported or the dtype needs it, else NumPy arrays.
             deadline: Seconds without a further chunk after which it is given up; default that of the connector.
-            on_chunk: Is called with the index and the chunk when it is complete, before it is yielded.
+            on_chunk: Is called once for each chunk as it comes, with its index and the chunk, whatever the order and
+                whatever the iterator is at, and before the chunk is yielded: on a thread of its own, one call at a time
+                (by ``stagewire.aio``: in the event loop). What it raises, the iterator raises.
 
         Raises:
             Invalid: `dst` is not what the payload needs; the message has both values.
@@ -214,7 +216,7 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             StagewireError: The producer failed; class and reason are its own.
         """
         _arguments.function("on_chunk", on_chunk)
-        return self._chunks(self._reader(handle, dst, framework, deadline), on_chunk)
+        return self._chunks(self._reader(handle, dst, framework, deadline, arrivals=on_chunk is not None), on_chunk)
 
     def fetch(
         self,
@@ -363,7 +365,13 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             self._copied_bytes += imported.copied_bytes
 
     def _reader(
-        self, handle: Described | bytes, dst: Any, framework: Framework | None, deadline: float | None
+        self,
+        handle: Described | bytes,
+        dst: Any,
+        framework: Framework | None,
+        deadline: float | None,
+        *,
+        arrivals: bool = False,
     ) -> Reader:
         self._check_open()
         if not isinstance(handle, Described):
@@ -382,7 +390,7 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
                 reading: Any = self._mooncake(native).consumer(native, place, destinations.tensors, within)
             else:
                 tensors = None if destinations is None else destinations.tensors
-                reading = self._native.consume(native, tensors, deadline=within)
+                reading = self._native.consume(native, tensors, deadline=within, arrivals=arrivals)
         return Reader(native, reading, destinations, framework, single=ONE if single else None)
 
     def _mooncake(self, handle: Handle) -> Backend:

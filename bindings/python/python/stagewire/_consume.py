@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ._bundle import cut, exporter, wrap
@@ -138,13 +139,18 @@ class Reader:
 
     def chunks(self, on_chunk: Callable[[int, Any], object] | None = None) -> Iterator[Any]:
         """Chunk after chunk; the payload is finished when the iterator has ended."""
+        telling = None if on_chunk is None else Telling(self, on_chunk)
         try:
             index = 0
             # The call after the last chunk says that everything was read, which is what ends the payload's life.
             while (tensors := self.consumer.next()) is not None:
-                yield self.chunk(index, tensors, on_chunk)
+                if telling is not None:
+                    telling.wait(index)
+                yield self.chunk(index, tensors)
                 index += 1
         finally:
+            if telling is not None:
+                telling.end()
             self.consumer.close()
 
     def whole(self) -> Any:
@@ -154,12 +160,9 @@ class Reader:
         finally:
             self.consumer.close()
 
-    def chunk(self, index: int, tensors: list[Tensor], on_chunk: Callable[[int, Any], object] | None = None) -> Any:
+    def chunk(self, index: int, tensors: list[Tensor]) -> Any:
         """What the caller gets of chunk `index`."""
-        given = self._give(self._chunk(index, tensors))
-        if on_chunk is not None:
-            on_chunk(index, given)
-        return given
+        return self._give(self._chunk(index, tensors))
 
     def all(self, tensors: list[Tensor]) -> Any:
         """What the caller gets of all tensors."""
@@ -188,6 +191,50 @@ class Reader:
 
     def _give(self, bundle: dict[str, Any]) -> Any:
         return bundle if self._single is None else bundle[self._single]
+
+
+class Telling:
+    """Calls a function with each chunk as it comes, on a thread of its own."""
+
+    def __init__(self, reader: Reader, on_chunk: Callable[[int, Any], object]) -> None:
+        self._reader = reader
+        self._on_chunk = on_chunk
+        self._changed = threading.Condition()
+        self._told: set[int] = set()
+        self._error: BaseException | None = None
+        self._ended = False
+        threading.Thread(target=self._run, name="stagewire-on-chunk", daemon=True).start()
+
+    def wait(self, index: int) -> None:
+        """Returns once chunk `index`, which has come, was told.
+
+        Raises:
+            Exception: What the function has raised, of whatever chunk.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: index in self._told or self._error is not None)
+            if self._error is not None:
+                raise self._error
+
+    def end(self) -> None:
+        """Has no further call begin."""
+        with self._changed:
+            self._ended = True
+
+    def _run(self) -> None:
+        try:
+            while (arrived := self._reader.consumer.arrived()) is not None:
+                index, tensors = arrived
+                if self._ended:
+                    return
+                self._on_chunk(index, self._reader.chunk(index, tensors))
+                with self._changed:
+                    self._told.add(index)
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
 
 
 def _specs(value: Spec | list[Spec] | None) -> list[Spec]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import json
+import queue
 import threading
 import time
 import uuid
@@ -220,6 +221,7 @@ class Reading:
         self._closed = False
         self._until = Until(0)
         self._one_at_a_time = threading.Lock()
+        self._arrivals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def next(self) -> list[Tensor] | None:
         """Reads the next chunk; None after the last one, when the payload is removed if it was to be."""
@@ -228,11 +230,20 @@ class Reading:
                 self._acknowledge()
                 return None
             self._read(self._next, self._next + 1)
+            self._arrivals.put(self._next)
             self._next += 1
             return self._destinations
 
     def start_next(self) -> Work:
         return Work(self.next, self._stop)
+
+    def arrived(self) -> tuple[int, list[Tensor]] | None:
+        """The next chunk that was read; None where there are no more."""
+        index = self._arrivals.get()
+        return None if index is None else (index, self._destinations)
+
+    def start_arrived(self) -> Work:
+        return Work(self.arrived, lambda: self._arrivals.put(None))
 
     def fetch(self) -> list[Tensor]:
         """Reads all of it."""
@@ -257,6 +268,7 @@ class Reading:
 
     def _stop(self) -> None:
         self._closed = True
+        self._arrivals.put(None)
         self._until.stop()
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ impl Consumer {
     pub(super) async fn advance(&mut self) -> Result<Option<Chunk>, ConsumeError> {
         loop {
             let error = match self.step().await {
-                Err(error) => error,
+                Err(error) => self.with_reason(error).await,
                 result => return result,
             };
             match self.seek(&error).await {
@@ -229,7 +229,7 @@ impl Consumer {
         }
     }
 
-    async fn watch(&self) -> Result<Watching, ConsumeError> {
+    pub(super) async fn watch(&self) -> Result<Watching, ConsumeError> {
         let link = self
             .shared
             .links()
@@ -457,7 +457,7 @@ impl Consumer {
     }
 }
 
-fn gone(at: Box<Place>, refusal: &Refusal) -> ConsumeError {
+pub(super) fn gone(at: Box<Place>, refusal: &Refusal) -> ConsumeError {
     let why = match refusal {
         Refusal::Unknown => "its holder never had it, or released it long ago",
         Refusal::Expired => "nobody consumed it in time, or its lease is over",

@@ -178,6 +178,8 @@ impl Progress {
     /// Takes chunks to copy, the first that are complete and that nobody copies, from `next` on.
     pub(super) fn take(self: &Arc<Self>, next: u32, shown: &Shown, batch: Batch) -> Option<Flying> {
         let mut taken = None;
+        // Several at a time would all be told of when the last has come.
+        let batch = if self.told.is_some() { Batch::One } else { batch };
         self.table.send_if_modified(|table| {
             table.learn(&shown.complete);
             let mut free = table.free.range(next..);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use stagewire_core::{Peer, TransferMode};
 use tokio::time::Instant;
 
+use super::advance::gone;
 use super::{ConsumeError, Consumer};
 use crate::store_file::{ANEW_WITHIN, PAUSE};
 use crate::wire::Refusal;
@@ -89,6 +90,29 @@ impl Consumer {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    /// Of a payload that ended while it was read: its holder knows how.
+    pub(super) async fn with_reason(&mut self, error: ConsumeError) -> ConsumeError {
+        if !matches!(error, ConsumeError::Gone { .. }) || self.whereabouts.refusal.is_some() {
+            return error;
+        }
+        self.watching = None;
+        let asked = async {
+            let mut watching = self.watch().await.ok()?;
+            watching.first_word().await;
+            watching.heard().refused
+        };
+        let Ok(Some(refusal)) = tokio::time::timeout(ANSWER_WITHIN, asked).await else {
+            return error;
+        };
+        if matches!(refusal, Refusal::Denied | Refusal::Claimed | Refusal::Failed(_)) {
+            // It is there, for others.
+            return error;
+        }
+        let error = gone(self.place(), &refusal);
+        self.whereabouts.refusal = Some(refusal);
+        error
     }
 
     /// Whether the payload is one that a store has, or had.

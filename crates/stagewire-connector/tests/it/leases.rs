@@ -62,6 +62,31 @@ async fn delete_on_consume_counts_who_consumed_and_who_was_refused() {
     all_gone(&world.connector).await;
 }
 
+/// Whoever learns of the end by a pin that is refused, or by a state that has no more chunks, is told why.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_reading_when_a_payload_ends_learns_how_it_ended() {
+    let world = World::new().await;
+    for expires in [true, false] {
+        let ttl = if expires { Duration::from_millis(200) } else { PATIENCE };
+        let spec = PublishSpec::new("request", latent().manifest(), Lease::Ttl(ttl));
+        let memory = latent().memory(world.connector.host().arena());
+        let publication = world.connector.open(spec, memory).expect("room");
+        publication.ready(0).expect("it is open");
+        let handle = publication.handle().clone();
+        let mut consumer = world.consumer(&handle);
+        consumer.next().await.expect("alive").expect("ready");
+        let (next, ()) = tokio::join!(consumer.next(), async {
+            if !expires {
+                world.connector.release(handle.payload);
+            }
+        });
+        let error = next.expect_err("it has ended");
+        assert!(matches!(error, ConsumeError::Gone { .. }), "{error}");
+        assert_eq!(error.to_string().contains("its lease is over"), expires, "{error}");
+    }
+    all_gone(&world.connector).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_time_to_live_is_not_extended_by_reads() {
     let world = World::new().await;

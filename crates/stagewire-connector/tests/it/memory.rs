@@ -1,7 +1,9 @@
 //! Memory that is published again and again, and producers that write where they must not.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stagewire_connector::{Connector, ConsumeError, ConsumeOptions, OnChunk, PublishSpec};
@@ -149,6 +151,46 @@ async fn each_chunk_is_told_once_as_it_comes() {
         }
         assert!(consumer.next().await.expect("alive").is_none());
         assert!(told.try_recv().is_err(), "a chunk was told of twice");
+    }
+    second.all_gone().await;
+}
+
+/// Also where all are there from the beginning, and would be copied together.
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_of_a_slow_copy_are_told_one_by_one() {
+    // 20 ms for each chunk.
+    let world = World::with(|options| options.throttle.bytes_per_second = NonZeroU64::new(20_000_000)).await;
+    let mut second = world.second().await;
+    let bundle = Bundle::one(&[8, 400_000]).cut(0, 8);
+    for whole in [true, false] {
+        let handle = second.publish(&bundle, CONSUMED).await;
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let on_chunk = OnChunk::new({
+            let told = Arc::clone(&told);
+            move |index, _| told.lock().expect("no panic").push((index, Instant::now()))
+        });
+        let options = ConsumeOptions {
+            private: true,
+            on_chunk: Some(on_chunk),
+            ..ConsumeOptions::within(PATIENCE)
+        };
+        let mut consumer = world.connector.consume(handle, options).expect("a consumer");
+        if whole {
+            consumer.fetch_all().await.expect("alive");
+        } else {
+            while consumer.next().await.expect("alive").is_some() {}
+        }
+        let told = told.lock().expect("no panic");
+        let chunks: BTreeSet<u32> = told.iter().map(|(index, _)| *index).collect();
+        assert_eq!((told.len(), chunks.len()), (8, 8));
+        for two in told.windows(2) {
+            let between = two[1].1 - two[0].1;
+            assert!(
+                between > Duration::from_millis(10),
+                "{between:?} before chunk {}",
+                two[1].0
+            );
+        }
     }
     second.all_gone().await;
 }
