@@ -21,6 +21,15 @@ pub struct Waiting {
     pub cause: WaitCause,
 }
 
+/// Who else waits for a stage that a job waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// Jobs of its class that come first.
+    pub ahead: usize,
+    /// Jobs of other classes, which get their share in between.
+    pub others: usize,
+}
+
 /// What a stage waits for, with the numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

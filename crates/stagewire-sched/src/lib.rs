@@ -110,7 +110,7 @@ pub use counters::Counters;
 pub use dead::{DeadLetter, DeathCause, Discard};
 pub use effect::{Decision, Effect, Holder, JobNotice, NoticeKind, Offer, OfferInput};
 pub use event::{Event, Loss, OfferEnd};
-pub use explain::{WaitCause, Waiting};
+pub use explain::{Position, WaitCause, Waiting};
 pub use input::{
     ArtefactInfo, DrainScope, HandleBytes, IdempotencyKey, Input, PayloadInfo, ResultInfo, Terms, Urgency, WorkerInfo,
 };

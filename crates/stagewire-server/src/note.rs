@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use stagewire_core::{Epoch, Failure, Handover, PayloadId, Progress, StageName, Timestamp, TransferMode};
+use stagewire_sched::Position;
 
 /// Place of a note in the history of its job. Notes of a later epoch come after all of an earlier one, so that what a
 /// server showed but lost in a crash cannot hide what the next one has to say.
@@ -103,6 +104,11 @@ impl NoteKind {
         }
     }
 
+    /// Whether the stage may wait for a worker from then on.
+    pub(crate) const fn queues(&self) -> bool {
+        matches!(self, Self::Queued | Self::Requeued(_) | Self::Yielded(_))
+    }
+
     /// Whether a life of the job begins with it.
     pub(crate) const fn is_first(&self) -> bool {
         matches!(self, Self::Submitted | Self::Redriven)
@@ -185,6 +191,19 @@ pub(crate) fn handover_json(handover: &Handover) -> Value {
         "begin_ns": handover.begin,
         "end_ns": handover.end,
     })
+}
+
+/// Where a job stands in the queue of a stage, as it stands in the event stream. A level, as progress is.
+pub(crate) fn position_json(seq: u64, at: Timestamp, stage: &StageName, position: Position) -> Value {
+    let mut json = head(seq, at, "position", Some(stage));
+    json.insert("position".to_owned(), place_json(position));
+    Value::Object(json)
+}
+
+/// The numbers of a place in a queue.
+pub(crate) fn place_json(position: Position) -> Value {
+    let Position { ahead, others } = position;
+    json!({"rank": ahead + 1, "ahead": ahead, "others": others})
 }
 
 /// How far a running attempt has come. A level, not an event: only the newest counts, and none is journaled.

@@ -20,7 +20,7 @@ use crate::exit::{Exit, Fault};
 pub(crate) use events::Events;
 pub(crate) use types::{
     Artefact, DeadLetter, DeadLetters, Event, Input, Job, JobList, JobResult, ParamSpec, Pipeline, PoolWorker, Pools,
-    Stats, Waiting,
+    Position, Stats, Waiting,
 };
 
 /// Why a call to the server failed.

@@ -46,12 +46,14 @@ class Event:
     Attributes:
         id: Where to go on: `Job.events` with ``after=event.id`` gives what comes next.
         seq: Number of the event within the job. Progress has the number of the event before it.
-        type: ``submitted``, ``queued``, ``offered``, ``running``, ``progress``, ``published``, ``chunk``,
-            ``checkpointed``, ``yielding``, ``yielded``, ``cached``, ``stage_done``, ``requeued``, ``cancelling``, ``succeeded``,
-            ``failed`` or ``cancelled``; newer servers may have more.
+        type: ``submitted``, ``queued``, ``position``, ``offered``, ``running``, ``progress``, ``published``,
+            ``chunk``, ``checkpointed``, ``yielding``, ``yielded``, ``cached``, ``stage_done``, ``requeued``, ``cancelling``,
+            ``succeeded``, ``failed`` or ``cancelled``; newer servers may have more.
         at_ns: When, in nanoseconds since the Unix epoch.
         stage: The stage it happened to; empty for the job as a whole.
         progress: How far the stage has come, where that is what happened.
+        position: Where the job stands among those of its class that wait for the stage, from 1, where that is what
+            happened.
         data: The event as the server sent it, with all that it says besides.
     """
 
@@ -61,6 +63,7 @@ class Event:
     at_ns: int
     stage: str
     progress: Progress | None
+    position: int | None
     data: dict[str, Any] = field(repr=False)
 
     @classmethod
@@ -76,6 +79,7 @@ class Event:
             at_ns=int(data.get("at_ns") or 0),
             stage=str(data.get("stage") or ""),
             progress=progress,
+            position=data.get("position", {}).get("rank"),
             data=data,
         )
 

@@ -6,7 +6,7 @@ use super::Sched;
 use crate::job::{Job, JobState, Phase};
 use crate::queue::Rank;
 use crate::topology::StageIndex;
-use crate::{WaitCause, Waiting};
+use crate::{Position, WaitCause, Waiting};
 
 impl Sched {
     /// Why the job has not ended: one entry for each stage that is not done, or one for the job where it is being cancelled.
@@ -45,6 +45,31 @@ impl Sched {
                 };
                 waiting.map(explain).collect()
             }
+        }
+    }
+
+    /// Where the job stands in the queues of the stages that it waits for, but for those where it [waits for another
+    /// job](WaitCause::SameWork). Takes time in proportion to the logarithm of their length.
+    pub fn positions(&self, job: JobId) -> impl Iterator<Item = (&StageName, Position)> {
+        let job = self.jobs.get(&job).filter(|job| job.state == JobState::Active);
+        let stages = job.into_iter().flat_map(|job| {
+            let begun = job.has_begun(&self.topology);
+            self.topology.indices().map(move |stage| (job, stage, begun))
+        });
+        stages.filter_map(|(job, stage, begun)| match job.run(stage).phase {
+            Phase::Queued { again, .. } if job.run(stage).awaits.is_none() => {
+                let rank = Rank::new(again, job, begun);
+                Some((self.topology.name(stage), self.position(job, stage, &rank)))
+            }
+            _ => None,
+        })
+    }
+
+    fn position(&self, job: &Job, stage: StageIndex, rank: &Rank) -> Position {
+        let queue = &self.index.queues[stage.get()];
+        Position {
+            ahead: queue.ahead(job.class, rank),
+            others: queue.len() - queue.len_of(job.class),
         }
     }
 
@@ -87,8 +112,7 @@ impl Sched {
             return WaitCause::Draining;
         }
         let queue = &self.index.queues[stage.get()];
-        let class = job.class;
-        let (ahead, others) = (queue.ahead(class, &rank), queue.len() - queue.len_of(class));
+        let Position { ahead, others } = self.position(job, stage, &rank);
         if self.paused && rank.new {
             return WaitCause::Paused { ahead, others };
         }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use stagewire_sched::{DrainScope, Input, Limits, WaitCause};
+use stagewire_sched::{DrainScope, Input, Limits, Position, WaitCause};
 
 use crate::world::{World, name, topology, video};
 
@@ -118,4 +118,29 @@ fn stopping_and_draining_are_explained() {
     assert_eq!(cause(&world, waiting, "paint"), WaitCause::Draining);
     world.stop(painter, token);
     assert_eq!(world.sched.explain(world.now, job), []);
+}
+
+#[test]
+fn a_position_is_that_of_the_explanation() {
+    let mut world = World::new(video());
+    let jobs: Vec<_> = ["standard", "batch", "standard", "standard"]
+        .map(|class| world.submit_to(class, 0))
+        .into();
+    let position = |world: &World, job| {
+        let mut positions = world
+            .sched
+            .positions(job)
+            .map(|(stage, position)| (stage.to_string(), position));
+        let first = positions.next();
+        assert_eq!(positions.next(), None, "it waits for one stage");
+        first
+    };
+    for (job, ahead, others) in [(jobs[0], 0, 1), (jobs[1], 0, 3), (jobs[3], 2, 1)] {
+        let (stage, found) = position(&world, job).expect("it waits");
+        assert_eq!((stage.as_str(), found), ("encode", Position { ahead, others }));
+    }
+    world.attach("encode", 1);
+    assert_eq!(position(&world, jobs[0]), None, "it is offered");
+    let moved = position(&world, jobs[3]).expect("it waits").1;
+    assert_eq!(moved, Position { ahead: 1, others: 1 });
 }

@@ -20,6 +20,7 @@ use super::{App, Shared, attempts, body, query, waiting};
 use crate::driver::DriveError;
 use crate::inputs::Pins;
 use crate::nearest::known;
+use crate::note::place_json;
 
 /// Header that makes a submission repeatable.
 const KEY: &str = "idempotency-key";
@@ -293,6 +294,16 @@ fn full(sched: &Sched, now: Timestamp, job: &Job) -> Value {
     json["attempts_dropped"] = json!(job.attempts().dropped());
     json["redrives"] = json!(job.redrives());
     json["dead_letter"] = json!(job.dead_letter().is_some());
+    let mut positions: BTreeMap<_, _> = sched.positions(job.id()).collect();
+    for (run, json) in job
+        .stages()
+        .iter()
+        .zip(json["stages"].as_array_mut().into_iter().flatten())
+    {
+        if let Some(position) = positions.remove(run.name()) {
+            json["position"] = place_json(position);
+        }
+    }
     let waiting = sched.explain(now, job.id());
     json["waiting"] = waiting.iter().map(|waiting| waiting::json(waiting, &names)).collect();
     let url = format!("/v1/jobs/{}", job.id());

@@ -1,8 +1,10 @@
 //! The event stream: order, ids, coming back, the end.
 
+use bytes::Bytes;
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use reqwest::{Method, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::site::{Api, Site, answer};
 use crate::stages::Workers;
@@ -20,37 +22,58 @@ impl Event {
     }
 }
 
-/// Reads events until the stream ends, or there are `limit`.
-async fn read(api: &Api, job: &str, after: Option<&str>, limit: usize) -> Vec<Event> {
-    let mut request = api.request(Method::GET, &format!("/v1/jobs/{job}/events"));
-    if let Some(after) = after {
-        request = request.header("last-event-id", after);
-    }
-    let response = request.send().await.unwrap();
-    assert_eq!(response.status(), StatusCode::OK);
-    assert_eq!(response.headers()["content-type"], "text/event-stream");
-    let mut stream = response.bytes_stream();
-    let (mut text, mut events) = (String::new(), Vec::new());
-    while events.len() < limit
-        && let Some(part) = stream.next().await
-    {
-        text.push_str(std::str::from_utf8(&part.unwrap()).unwrap());
-        while let Some((event, rest)) = text.split_once("\n\n") {
-            let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-            if let Some(data) = field("data:") {
-                events.push(Event {
-                    id: field("id:").map(str::to_owned),
-                    data: serde_json::from_str(data).unwrap(),
-                });
-            }
-            text = rest.to_owned();
+/// A stream that is being read.
+struct Reader {
+    stream: BoxStream<'static, reqwest::Result<Bytes>>,
+    text: String,
+}
+
+impl Reader {
+    async fn open(api: &Api, job: &str, after: Option<&str>) -> Self {
+        let mut request = api.request(Method::GET, &format!("/v1/jobs/{job}/events"));
+        if let Some(after) = after {
+            request = request.header("last-event-id", after);
+        }
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Self {
+            stream: response.bytes_stream().boxed(),
+            text: String::new(),
         }
     }
-    events
+
+    /// The next events, until the stream ends or there are `limit`.
+    async fn take(&mut self, limit: usize) -> Vec<Event> {
+        let mut events = Vec::new();
+        while events.len() < limit {
+            if let Some((event, rest)) = self.text.split_once("\n\n") {
+                let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+                if let Some(data) = field("data:") {
+                    events.push(Event {
+                        id: field("id:").map(str::to_owned),
+                        data: serde_json::from_str(data).unwrap(),
+                    });
+                }
+                self.text = rest.to_owned();
+            } else if let Some(part) = self.stream.next().await {
+                self.text.push_str(std::str::from_utf8(&part.unwrap()).unwrap());
+            } else {
+                break;
+            }
+        }
+        events
+    }
+}
+
+/// Reads events until the stream ends, or there are `limit`.
+async fn read(api: &Api, job: &str, after: Option<&str>, limit: usize) -> Vec<Event> {
+    Reader::open(api, job, after).await.take(limit).await
 }
 
 fn kinds(events: &[Event]) -> Vec<String> {
-    let named = events.iter().filter(|event| event.kind() != "progress");
+    let levels = ["progress", "position"];
+    let named = events.iter().filter(|event| !levels.contains(&event.kind()));
     named
         .map(|event| format!("{} {}", event.data["stage"].as_str().unwrap_or("-"), event.kind()))
         .collect()
@@ -176,6 +199,57 @@ async fn progress_is_seen_while_a_stage_runs() {
         }
     }
     assert!(seen, "no progress in 50 jobs");
+    workers.close().await;
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_hears_where_he_stands_as_he_moves() {
+    let site = Site::new();
+    let api = site.start().await;
+    let mut before = Vec::new();
+    for _ in 0..3 {
+        before.push(api.submit("a red cat").await);
+    }
+    let job = api.submit("a dog").await;
+    let (_, shown) = api.get(&format!("/v1/jobs/{job}")).await;
+    assert_eq!(
+        shown["stages"][0]["position"],
+        json!({"rank": 4, "ahead": 3, "others": 0}),
+        "{shown}"
+    );
+    let ranks = |events: &[Event]| -> Vec<u64> {
+        let positions = events.iter().filter(|event| event.kind() == "position");
+        positions
+            .map(|event| event.data["position"]["rank"].as_u64().unwrap())
+            .collect()
+    };
+    let mut reader = Reader::open(&api, &job, None).await;
+    let mut events = reader.take(3).await;
+    for other in &before {
+        let (status, _) = api.post(&format!("/v1/jobs/{other}/cancel"), &json!({})).await;
+        assert_eq!(status, StatusCode::ACCEPTED);
+    }
+    while ranks(&events).last() != Some(&1) {
+        events.extend(reader.take(1).await);
+    }
+    assert_eq!(ranks(&events).first(), Some(&4), "{events:?}");
+    assert!(ranks(&events).len() <= 3, "not one for each that goes: {events:?}");
+    let mut positions = events.iter().filter(|event| event.kind() == "position");
+    assert!(positions.clone().all(|event| event.id.is_none()));
+    assert!(positions.all(|event| event.data["seq"] == 2), "that of the note before");
+    api.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_wait_hears_of_no_position() {
+    let site = Site::new();
+    let api = site.start().await;
+    let workers = Workers::attach(&site.run_dir()).await;
+    let job = api.submit("a red cat").await;
+    let events = read(&api, &job, None, usize::MAX).await;
+    assert_eq!(events.last().unwrap().kind(), "succeeded");
+    assert!(events.iter().all(|event| event.kind() != "position"), "{events:?}");
     workers.close().await;
     api.stop().await;
 }

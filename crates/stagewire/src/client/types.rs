@@ -148,6 +148,7 @@ pub(crate) struct Event {
     pub(crate) stage: Option<String>,
     pub(crate) worker: Option<String>,
     pub(crate) progress: Option<Progress>,
+    pub(crate) position: Option<Position>,
     pub(crate) payload: Option<PayloadNotice>,
     pub(crate) handover: Option<HandoverNotice>,
     pub(crate) failure: Option<Failure>,
@@ -158,6 +159,13 @@ impl Event {
     pub(crate) fn is_last(&self) -> bool {
         matches!(self.kind.as_str(), "succeeded" | "failed" | "cancelled")
     }
+}
+
+/// Where a job stands in the queue of a stage.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct Position {
+    pub(crate) ahead: u64,
+    pub(crate) others: u64,
 }
 
 /// A payload that came into being.

@@ -2,10 +2,11 @@ use std::time::Duration;
 
 use stagewire_core::Timestamp;
 
-use crate::client::Event;
+use crate::client::{Event, Position};
 use crate::output::{Output, bytes};
 
-/// One line for each thing that happens; progress at most once in a second and stage, and the last of it in any case.
+/// One line for each thing that happens; progress and places in queues at most once in a second and stage, and the last of
+/// them in any case.
 #[derive(Debug)]
 pub(crate) struct Lines {
     output: Output,
@@ -31,7 +32,7 @@ impl Lines {
 
     pub(super) fn show(&mut self, event: &Event) {
         let first = *self.first.get_or_insert(event.at_ns);
-        if event.kind == "progress" && !self.is_due(event) {
+        if matches!(event.kind.as_str(), "progress" | "position") && !self.is_due(event) {
             self.held = Some(Box::new(event.clone()));
             return;
         }
@@ -78,6 +79,19 @@ pub(super) fn describe(event: &Event) -> Option<String> {
     };
     Some(match event.kind.as_str() {
         "queued" => "waits for a worker".to_owned(),
+        "position" => {
+            let Position { ahead, others } = event.position?;
+            let first = match ahead {
+                0 => "is next in its class".to_owned(),
+                1 => "1 job of its class is ahead".to_owned(),
+                n => format!("{n} jobs of its class are ahead"),
+            };
+            match others {
+                0 => first,
+                1 => format!("{first}, 1 of other classes waits"),
+                n => format!("{first}, {n} of other classes wait"),
+            }
+        }
         "running" => format!("runs on {}", event.worker.as_deref().unwrap_or("a worker")),
         "progress" => {
             let progress = event.progress.as_ref()?;
