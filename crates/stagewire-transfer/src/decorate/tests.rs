@@ -102,6 +102,28 @@ async fn a_throttled_transfer_takes_as_long_as_its_bytes() {
     assert_eq!(join(first, second).await, (LATENCY + SECOND, LATENCY + 2 * SECOND));
 }
 
+/// The clock of tests, too, wakes at whole milliseconds.
+#[tokio::test(start_paused = true)]
+async fn late_timers_do_not_slow_a_row_of_throttled_transfers() {
+    let options = ThrottleOptions {
+        bytes_per_second: NonZeroU64::new(200_000),
+        latency: Duration::ZERO,
+    };
+    let throttle = Throttle::new(Arc::new(Loopback::new()), options);
+    let (_region, pinned) = pinned(&throttle).await;
+    let millisecond = Duration::from_millis(1);
+    // 500 bytes take 2.5 ms; an idle line saves nothing up for a row.
+    for _ in 0..2 {
+        advance(SECOND).await;
+        let begin = Instant::now();
+        for _ in 0..21 {
+            pull(&*pinned, within(SECOND)).await.expect("in time");
+        }
+        let took = begin.elapsed();
+        assert!((52 * millisecond..=54 * millisecond).contains(&took), "{took:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_throttled_transfer_ends_with_its_deadline_or_its_peer() {
     let loopback = Loopback::new();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use stagewire_core::{Peer, Record, RegionRef};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::far::{Far, whole_deadline};
 use super::{Operation, bytes};
@@ -12,6 +12,10 @@ use crate::{
     ConnectError, ConnectOptions, Mapping, Memory, Pinned, Region, RegisterError, RegisterOptions, Remote, Target,
     TransferError, TransferOptions, Transport,
 };
+
+/// Timers wake this much late, so a transfer that is asked for this soon after another counts as asked for at its end: else
+/// every one of a row would find the line slower than it is.
+const LATE: Duration = Duration::from_millis(2);
 
 /// How slow a [`Throttle`] is. The default holds nothing back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -37,8 +41,8 @@ pub struct Throttle {
 #[derive(Debug)]
 struct Line {
     options: ThrottleOptions,
-    /// Tokio's mutex is fair: first come, first served.
-    busy: tokio::sync::Mutex<()>,
+    /// When the line was done with what it carried last. Tokio's mutex is fair: first come, first served.
+    done: tokio::sync::Mutex<Option<Instant>>,
 }
 
 impl Line {
@@ -51,8 +55,17 @@ impl Line {
         if let Some(rate) = self.options.bytes_per_second
             && bytes > 0
         {
-            let _line = self.busy.lock().await;
-            sleep(duration(bytes, rate)).await;
+            let mut done = self.done.lock().await;
+            let now = Instant::now();
+            let begin = done.filter(|done| now.duration_since(*done) <= LATE).unwrap_or(now);
+            let takes = duration(bytes, rate);
+            match begin.checked_add(takes) {
+                Some(end) => {
+                    sleep_until(end).await;
+                    *done = Some(end);
+                }
+                None => sleep(takes).await,
+            }
         }
     }
 }
@@ -66,8 +79,8 @@ fn duration(bytes: u64, rate: NonZeroU64) -> Duration {
 impl Throttle {
     /// Slows a transport down.
     pub fn new(inner: Arc<dyn Transport>, options: ThrottleOptions) -> Self {
-        let busy = tokio::sync::Mutex::default();
-        let line = Arc::new(Line { options, busy });
+        let done = tokio::sync::Mutex::default();
+        let line = Arc::new(Line { options, done });
         Self { inner, line }
     }
 }

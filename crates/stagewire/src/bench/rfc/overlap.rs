@@ -1,15 +1,16 @@
 //! Overlap of transfer and decoding over a slow line: a latent in 8 chunks beside the same latent whole.
 //!
-//! The producer is another process. The consumer's connector reads over a throttled transport, and decoding is a wait of
-//! known length, as on a GPU that leaves the CPU alone. The ideal has every chunk at the very time at which the line can
-//! have brought it, and the decoder never idle while a chunk is there.
+//! The producer is another process. The consumer's connector reads over throttled TCP: of shared memory it would expect the
+//! pace of memory, and pull ahead in one go. Decoding is a wait of known length, as on a GPU that leaves the CPU alone. The
+//! ideal has every chunk at the very time at which the line can have brought it, and the decoder never idle while a chunk
+//! is there.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use stagewire_connector::{Connector, ConnectorOptions, ConsumeOptions};
+use stagewire_connector::{Carrier, Connector, ConnectorOptions, ConsumeOptions};
 use stagewire_core::{Handle, Manifest, StageName};
 use stagewire_transfer::Target;
 use stagewire_transfer::decorate::ThrottleOptions;
@@ -62,6 +63,7 @@ async fn line(bench: &mut Bench<'_>, rate: u64) -> anyhow::Result<()> {
     let dir = tempfile::Builder::new().prefix("stagewire-bench-").tempdir()?;
     let role = StageName::new("consumer").expect("it is a name");
     let connector = Connector::start(ConnectorOptions {
+        transports: vec![Carrier::Tcp],
         throttle: ThrottleOptions {
             bytes_per_second: NonZeroU64::new(rate),
             ..ThrottleOptions::default()
