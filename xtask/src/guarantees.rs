@@ -1,7 +1,8 @@
 //! `cargo xtask guarantees`: every test that `docs/guarantees.md` names exists, and no promise is without one.
 //!
 //! A test is named as `path/of/file::function`. It exists where the file has a function of this name that is a test: in
-//! Rust after an attribute `#[test]` or one that ends so, or in a `proptest!`; in Python by its name.
+//! Rust after an attribute `#[test]` or one that ends so, in a `proptest!`, or in the list of `for_each_transport!`; in
+//! Python by its name.
 
 use std::fs;
 use std::path::Path;
@@ -61,9 +62,14 @@ fn missing(root: &Path, test: &str) -> Option<String> {
     (!found).then(|| format!("{file} has no test of that name"))
 }
 
-/// Whether one of the attributes right above the function makes it a test.
+/// Whether one of the attributes right above the function makes it a test, or a list makes several of it.
 fn is_rust_test(source: &str, function: &str) -> bool {
     let lines: Vec<&str> = source.lines().map(str::trim).collect();
+    let listed = lines.iter().skip_while(|line| **line != "for_each_transport! {");
+    let mut listed = listed.take_while(|line| **line != "}");
+    if listed.any(|line| line.split_once(": ").is_some_and(|(name, _)| name == function)) {
+        return true;
+    }
     let heads = [format!("fn {function}("), format!("async fn {function}(")];
     let at = lines
         .iter()
@@ -88,6 +94,8 @@ mod tests {
         let source =
             "#[test]\n#[ignore]\nfn one() {}\nfn helper() {}\n#[tokio::test(flavor = \"x\")]\nasync fn two() {}\n";
         assert!(is_rust_test(source, "one") && is_rust_test(source, "two"));
+        let listed = "for_each_transport! {\n    one: shm tcp;\n}\nasync fn one(end: End) {}\nasync fn two() {}\n";
+        assert!(is_rust_test(listed, "one") && !is_rust_test(listed, "two"));
         assert!(!is_rust_test(source, "helper") && !is_rust_test(source, "on"));
     }
 
