@@ -86,7 +86,7 @@ impl World {
                 self.sched.apply(now, event);
             }
             self.offers.extend(effects.into_iter().filter_map(|effect| match effect {
-                Effect::Offer(offer) => Some(offer),
+                Effect::Offer(offer) => Some(*offer),
                 _ => None,
             }));
             next = self.sched.decide(now, Input::Poll).expect("a poll is never refused");

@@ -21,7 +21,7 @@ pub struct Decision {
 #[expect(missing_docs, reason = "the fields are what the sentence above them names")]
 pub enum Effect {
     /// Offer an attempt to a worker.
-    Offer(Offer),
+    Offer(Box<Offer>),
     /// Tell the worker that the attempt may run.
     Grant { worker: Incarnation, token: Token },
     /// Ask the worker to stop the attempt at its next step boundary, with a checkpoint.

@@ -5,7 +5,7 @@ use stagewire_core::{Incarnation, JobId, PayloadId, Timestamp};
 use uuid::Uuid;
 
 use crate::by_id::Lookup;
-use crate::job::{Job, Phase};
+use crate::job::{Job, Phase, StageSet};
 use crate::queue::{Queue, Rank};
 use crate::tally::Pool;
 use crate::timers::{Timer, Timers};
@@ -48,8 +48,8 @@ pub(crate) struct Index {
     pub(crate) held_bytes: u64,
 }
 
-/// What the index holds of one stage of a job; by default nothing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// What the index holds of one stage of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StageMark {
     /// Where it waits: whether it has run before, and since when.
     queued: Option<(bool, Timestamp)>,
@@ -63,8 +63,6 @@ pub(crate) struct StageMark {
     /// The class for whose sake it was asked to yield.
     yields_to: Option<ClassIndex>,
     credit: bool,
-    /// It needs what is kept for several jobs.
-    shares: bool,
     /// Bytes that are set aside for its output.
     reserved: u64,
     /// Its phase, unless the job has ended.
@@ -106,6 +104,8 @@ pub(crate) struct JobMark {
     drop: Option<Timestamp>,
     /// Where it holds a credit, a checkpoint or what is kept for several jobs: whether it is offered or runs.
     holds: Option<bool>,
+    /// The stages that are looked at; the others stay as they are.
+    touched: StageSet,
     pub(crate) stages: Vec<StageMark>,
 }
 
@@ -138,48 +138,12 @@ impl fmt::Debug for Spare {
 }
 
 impl JobMark {
-    /// `stages` is taken for the room that it has.
-    pub(crate) fn of(topology: &Topology, limits: &Limits, job: &Job, mut stages: Vec<StageMark>) -> Self {
-        let ended = job.ended().is_some();
+    /// `room` is taken for the room that it has.
+    pub(crate) fn of(topology: &Topology, limits: &Limits, job: &Job, touched: StageSet, room: Vec<StageMark>) -> Self {
         let begun = job.has_begun(topology);
-        let mark = |stage: StageIndex| {
-            let run = job.run(stage);
-            let (queued, deadline) = match &run.phase {
-                // One that waits for another job is as if it were not there.
-                Phase::Queued { .. } if run.awaits.is_some() => (None, None),
-                Phase::Queued { again, since } => (Some((*again, *since)), None),
-                Phase::Offered(offer) => (None, Some((offer.deadline, Due::Offer))),
-                Phase::Running(attempt) => (None, Some((attempt.deadline, Due::Attempt))),
-                Phase::Blocked { .. } | Phase::Done { .. } | Phase::Cached { .. } => {
-                    (None, job.retry_at(stage).map(|at| (at, Due::Retry)))
-                }
-            };
-            let live = run.output.own();
-            let making = match &run.phase {
-                Phase::Offered(offer) => Some(offer.nbytes),
-                Phase::Running(attempt) => Some(attempt.nbytes),
-                Phase::Blocked { .. } | Phase::Queued { .. } | Phase::Done { .. } | Phase::Cached { .. } => None,
-            };
-            StageMark {
-                shares: run.output.live().is_some() && live.is_none(),
-                queued,
-                begun: begun && queued.is_some(),
-                deadline,
-                payload: live
-                    .zip(run.output.holder())
-                    .map(|(payload, holder)| (payload.id, holder, payload.nbytes.0)),
-                checkpoint: run
-                    .checkpoint()
-                    .map(|kept| (kept.payload.id, kept.holder(), kept.payload.nbytes.0)),
-                yieldable: job.yieldable(topology, stage),
-                yields_to: job.yields_to(topology, stage),
-                phase: (!ended).then(|| run.phase.position()),
-                credit: (making.is_some() || live.is_some()) && !topology.consumers(stage).is_empty(),
-                reserved: making.filter(|_| live.is_none()).unwrap_or_default(),
-            }
-        };
+        let mut stages = room;
         stages.clear();
-        stages.extend(topology.indices().map(mark));
+        stages.extend(touched.iter().map(|stage| StageMark::of(topology, job, stage, begun)));
         let at_work = || job.stages.iter().any(|run| run.phase.worker().is_some());
         Self {
             job: job.id,
@@ -192,12 +156,66 @@ impl JobMark {
             died: job.died(),
             cancel: job.cancel_deadline(limits),
             drop: job.drop_deadline(begun),
-            holds: stages
-                .iter()
-                .any(|stage| stage.credit || stage.shares || stage.checkpoint.is_some())
-                .then(at_work),
+            holds: job.holds(topology).then(at_work),
+            touched,
             stages,
         }
+    }
+}
+
+impl StageMark {
+    const NOTHING: Self = Self {
+        queued: None,
+        begun: false,
+        deadline: None,
+        payload: None,
+        checkpoint: None,
+        yieldable: None,
+        yields_to: None,
+        credit: false,
+        reserved: 0,
+        phase: None,
+    };
+
+    /// Most stages of most jobs wait for inputs or are done: there is nothing to look up about those.
+    fn of(topology: &Topology, job: &Job, stage: StageIndex, begun: bool) -> Self {
+        let run = job.run(stage);
+        let mut mark = Self {
+            phase: job.ended().is_none().then(|| run.phase.position()),
+            ..Self::NOTHING
+        };
+        let mut making = None;
+        match &run.phase {
+            // One that waits for another job is as if it were not there.
+            Phase::Queued { .. } if run.awaits.is_some() => {}
+            Phase::Queued { again, since } => {
+                mark.queued = Some((*again, *since));
+                mark.begun = begun;
+            }
+            Phase::Offered(offer) => {
+                mark.deadline = Some((offer.deadline, Due::Offer));
+                making = Some(offer.nbytes);
+            }
+            Phase::Running(attempt) => {
+                mark.deadline = Some((attempt.deadline, Due::Attempt));
+                mark.yieldable = job.yieldable(topology, stage);
+                mark.yields_to = job.yields_to(topology, stage);
+                making = Some(attempt.nbytes);
+            }
+            Phase::Blocked { .. } | Phase::Done { .. } | Phase::Cached { .. } => {
+                mark.deadline = job.retry_at(stage).map(|at| (at, Due::Retry));
+            }
+        }
+        let live = run.output.own();
+        if let (Some(payload), Some(holder)) = (live, run.output.holder()) {
+            mark.payload = Some((payload.id, holder, payload.nbytes.0));
+        }
+        if let Some(kept) = run.checkpoint() {
+            mark.checkpoint = Some((kept.payload.id, kept.holder(), kept.payload.nbytes.0));
+        }
+        mark.credit = run.takes_credit() && !topology.consumers(stage).is_empty();
+        mark.reserved = making.filter(|_| live.is_none()).unwrap_or_default();
+        mark
     }
 }
 
@@ -241,14 +259,14 @@ impl Index {
         }
     }
 
-    /// Moves a job from one mark to another; `None` is a job that does not exist.
-    pub(crate) fn move_job(&mut self, before: Option<&JobMark>, after: Option<&JobMark>) {
+    /// Moves a job from one mark to another of the same stages; `None` is a job that does not exist.
+    pub(crate) fn move_job<'a>(&mut self, before: Option<&'a JobMark>, after: Option<&'a JobMark>) {
         let Some(job) = after.or(before) else { return };
-        for position in 0..job.stages.len() {
-            let mark = |job: Option<&JobMark>| job.map_or(StageMark::default(), |job| job.stages[position]);
+        for (position, stage) in job.touched.iter().enumerate() {
+            let mark = |job: Option<&'a JobMark>| job.map_or(&StageMark::NOTHING, |job| &job.stages[position]);
             let (old, new) = (mark(before), mark(after));
             if old != new {
-                self.move_stage(job, StageIndex::new(position), &old, &new);
+                self.move_stage(job, stage, old, new);
             }
         }
         let holds = |mark: Option<&JobMark>| mark.and_then(|mark| Some((mark.number, mark.job, mark.holds?)));

@@ -253,21 +253,9 @@ pub enum Output {
     /// Not published.
     None,
     /// Published and not released. Sealed once the stage is done.
-    Live {
-        /// The payload.
-        payload: PayloadInfo,
-        /// The attempt that published it.
-        token: Token,
-        /// Who ran that attempt.
-        worker: Incarnation,
-    },
+    Live(Arc<Live>),
     /// What is kept for all jobs that would make the same, of which this one still needs it. The store has it.
-    Shared {
-        /// The payload.
-        payload: PayloadInfo,
-        /// The attempt that made it, perhaps one of another job.
-        token: Token,
-    },
+    Shared(Arc<Shared>),
     /// Released or lost.
     Gone {
         /// The payload.
@@ -277,36 +265,64 @@ pub enum Output {
     },
 }
 
+/// An output that can be read. Few of many jobs have one, and copies share it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Live {
+    /// The payload.
+    pub payload: PayloadInfo,
+    /// The attempt that published it.
+    pub token: Token,
+    /// Who ran that attempt.
+    pub worker: Incarnation,
+}
+
+/// What several jobs may have for their output.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    /// The payload.
+    pub payload: PayloadInfo,
+    /// The attempt that made it, perhaps one of another job.
+    pub token: Token,
+}
+
+impl Live {
+    /// Who holds its bytes.
+    pub(crate) const fn holder(&self) -> Holder {
+        self.payload.holder(self.worker)
+    }
+}
+
 impl Output {
     /// The payload, while it can be read.
-    pub const fn live(&self) -> Option<&PayloadInfo> {
+    pub fn live(&self) -> Option<&PayloadInfo> {
         match self {
-            Self::Live { payload, .. } | Self::Shared { payload, .. } => Some(payload),
+            Self::Live(live) => Some(&live.payload),
+            Self::Shared(shared) => Some(&shared.payload),
             Self::None | Self::Gone { .. } => None,
         }
     }
 
     /// The same, where it is no other job's.
-    pub(crate) const fn own(&self) -> Option<&PayloadInfo> {
+    pub(crate) fn own(&self) -> Option<&PayloadInfo> {
         match self {
-            Self::Live { payload, .. } => Some(payload),
-            Self::None | Self::Shared { .. } | Self::Gone { .. } => None,
+            Self::Live(live) => Some(&live.payload),
+            Self::None | Self::Shared(_) | Self::Gone { .. } => None,
         }
     }
 
     /// The worker that published the payload, while it can be read.
-    pub(crate) const fn worker(&self) -> Option<Incarnation> {
+    pub(crate) fn worker(&self) -> Option<Incarnation> {
         match self {
-            Self::Live { worker, .. } => Some(*worker),
-            Self::None | Self::Shared { .. } | Self::Gone { .. } => None,
+            Self::Live(live) => Some(live.worker),
+            Self::None | Self::Shared(_) | Self::Gone { .. } => None,
         }
     }
 
     /// Who holds the payload, while it can be read.
-    pub const fn holder(&self) -> Option<Holder> {
+    pub fn holder(&self) -> Option<Holder> {
         match self {
-            Self::Live { payload, worker, .. } => Some(payload.holder(*worker)),
-            Self::Shared { .. } => Some(Holder::Store),
+            Self::Live(live) => Some(live.holder()),
+            Self::Shared(_) => Some(Holder::Store),
             Self::None | Self::Gone { .. } => None,
         }
     }
@@ -376,6 +392,11 @@ impl Phase {
 }
 
 impl StageRun {
+    /// Whether its output is there, or is being made.
+    pub(crate) fn takes_credit(&self) -> bool {
+        self.phase.worker().is_some() || self.output.own().is_some()
+    }
+
     /// Those of a job of which nothing has happened.
     pub(crate) fn all(topology: &Topology, skipped: StageSet, at: Timestamp) -> Vec<Self> {
         let run = |stage| Self {
@@ -523,6 +544,15 @@ impl Job {
     /// What went wrong in its present life without counting as a failure.
     pub const fn losses(&self) -> Losses {
         self.losses
+    }
+
+    /// Whether it holds a credit, a checkpoint or what is kept for several jobs.
+    pub(crate) fn holds(&self, topology: &Topology) -> bool {
+        let mut runs = topology.indices().zip(&self.stages);
+        runs.any(|(stage, run)| {
+            let credit = run.takes_credit() && !topology.consumers(stage).is_empty();
+            credit || run.checkpoint.is_some() || matches!(run.output, Output::Shared(_))
+        })
     }
 
     /// Bytes of its outputs that are published and not released, and of its checkpoints.

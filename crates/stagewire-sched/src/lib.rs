@@ -114,7 +114,9 @@ pub use explain::{Position, WaitCause, Waiting};
 pub use input::{
     ArtefactInfo, DrainScope, HandleBytes, IdempotencyKey, Input, PayloadInfo, ResultInfo, Terms, Urgency, WorkerInfo,
 };
-pub use job::{Checkpoint, Job, JobState, Losses, Offering, Outcome, Output, Phase, Preemptor, Running, StageRun};
+pub use job::{
+    Checkpoint, Job, JobState, Live, Losses, Offering, Outcome, Output, Phase, Preemptor, Running, Shared, StageRun,
+};
 pub use limits::Limits;
 pub use place::Place;
 pub use refusal::Refusal;

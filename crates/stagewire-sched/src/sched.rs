@@ -284,9 +284,7 @@ impl Sched {
         payloads.filter_map(|payload| {
             let (job, stage) = self.index.payloads.get(&payload)?;
             match &self.jobs.get(job)?.run(*stage).output {
-                Output::Live {
-                    payload: live, token, ..
-                } if live.id == payload => Some((*token, live)),
+                Output::Live(live) if live.payload.id == payload => Some((live.token, &live.payload)),
                 _ => None,
             }
         })

@@ -46,7 +46,7 @@ impl Outlet {
         let (worker, message) = match effect {
             Effect::Offer(offer) => {
                 let files = self.inputs.files(&offer.params);
-                (offer.worker, message::offer(offer, files))
+                (offer.worker, message::offer(*offer, files))
             }
             Effect::Grant { worker, token } => (worker, message::grant(token)),
             Effect::CancelAttempt { worker, token, failure } => (worker, message::cancel(token, failure)),

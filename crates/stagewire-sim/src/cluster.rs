@@ -312,7 +312,7 @@ impl Cluster<'_> {
                 let leads = offer.member.as_ref().is_none_or(|member| member.rank == 0);
                 if let Some(place) = self.by_worker.get(&offer.worker).copied().filter(|_| leads) {
                     let token = offer.token;
-                    self.places[place].offers.push(offer);
+                    self.places[place].offers.push(*offer);
                     // There and back.
                     self.agenda
                         .put(heard + self.experiment.network.latency, Next::Answer(place, token));

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use stagewire_core::{Failure, Incarnation, JobId, PayloadId, Progress, StageName, Timestamp, Token};
 
-use super::{FIRST_ATTEMPT, Job, JobState, Losses, Offering, Output, Phase, Running, StageRun, StageSet};
+use super::{FIRST_ATTEMPT, Job, JobState, Live, Losses, Offering, Output, Phase, Running, StageRun, StageSet};
 use crate::topology::{Flow, Link, StageIndex, Topology};
 use crate::{AttemptLog, Event, IdempotencyKey, Limits, Loss, OfferEnd, Terms};
 
@@ -80,11 +80,11 @@ impl Job {
                 if run.output.live().is_some() || topology.consumers(stage).is_empty() {
                     return None;
                 }
-                run.output = Output::Live {
+                run.output = Output::Live(Arc::new(Live {
                     payload: payload.clone(),
                     token: *token,
                     worker: run.phase.worker()?,
-                };
+                }));
                 Some(())
             }
             Event::AttemptCompleted { token, result, .. } => {
@@ -136,10 +136,13 @@ impl Job {
             Event::PayloadMoved { token, payload: moved } => {
                 let stage = self.find(*token)?;
                 match &mut self.stages[stage.get()].output {
-                    Output::Live { payload, token: by, .. }
-                        if by == token && payload.id == moved.id && !payload.stored && moved.stored =>
+                    Output::Live(live)
+                        if live.token == *token
+                            && live.payload.id == moved.id
+                            && !live.payload.stored
+                            && moved.stored =>
                     {
-                        *payload = moved.clone();
+                        Arc::make_mut(live).payload = moved.clone();
                         Some(())
                     }
                     _ => None,

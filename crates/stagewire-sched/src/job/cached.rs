@@ -1,8 +1,10 @@
 //! Stages of a job whose output may be another job's.
 
+use std::sync::Arc;
+
 use stagewire_core::{JobId, PayloadId, Timestamp, Token};
 
-use super::{Job, JobState, Output, Phase, StageRun};
+use super::{Job, JobState, Output, Phase, Shared, StageRun};
 use crate::topology::{StageIndex, Topology};
 use crate::{CacheKey, PayloadInfo};
 
@@ -24,7 +26,7 @@ pub(crate) enum CacheUse {
 impl StageRun {
     /// Whether it has this payload for its output, which is kept for several jobs.
     pub(crate) fn shares(&self, kept: PayloadId) -> bool {
-        matches!(&self.output, Output::Shared { payload, .. } if payload.id == kept)
+        matches!(&self.output, Output::Shared(shared) if shared.payload.id == kept)
     }
 }
 
@@ -55,7 +57,7 @@ impl Job {
                 })
             }
             Phase::Done { .. } | Phase::Cached { .. } => {
-                matches!(run.output, Output::Shared { .. }).then_some(CacheUse::Using { key })
+                matches!(run.output, Output::Shared(_)).then_some(CacheUse::Using { key })
             }
         }
     }
@@ -65,9 +67,9 @@ impl Job {
         let stage = self.find(token)?;
         let run = &mut self.stages[stage.get()];
         match &run.output {
-            Output::Live { payload, token: by, .. } if *by == token && payload.stored && run.phase.is_done() => {
-                let payload = payload.clone();
-                run.output = Output::Shared { payload, token };
+            Output::Live(live) if live.token == token && live.payload.stored && run.phase.is_done() => {
+                let payload = live.payload.clone();
+                run.output = Output::Shared(Arc::new(Shared { payload, token }));
                 Some(())
             }
             _ => None,
@@ -88,7 +90,7 @@ impl Job {
             run.phase = Phase::Cached { since: at };
             run.retry = None;
             let payload = payload.clone();
-            run.output = Output::Shared { payload, token };
+            run.output = Output::Shared(Arc::new(Shared { payload, token }));
         })
     }
 
@@ -96,7 +98,7 @@ impl Job {
     pub(super) fn leave_shared(&mut self, stage: StageIndex, left: PayloadId) -> Option<()> {
         let run = &mut self.stages[stage.get()];
         match &run.output {
-            Output::Shared { payload, .. } if payload.id == left => {
+            Output::Shared(shared) if shared.payload.id == left => {
                 run.output = Output::Gone {
                     payload: left,
                     sealed: true,

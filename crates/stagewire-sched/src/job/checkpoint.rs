@@ -100,8 +100,8 @@ impl StageRun {
     /// What is held of it: its output and its checkpoint.
     pub(crate) fn payloads(&self) -> impl Iterator<Item = (&PayloadInfo, Token, Holder)> {
         let output = match &self.output {
-            Output::Live { payload, token, .. } => self.output.holder().map(|holder| (payload, *token, holder)),
-            Output::Shared { payload, token } => Some((payload, *token, Holder::Store)),
+            Output::Live(live) => Some((&live.payload, live.token, live.holder())),
+            Output::Shared(shared) => Some((&shared.payload, shared.token, Holder::Store)),
             Output::None | Output::Gone { .. } => None,
         };
         let checkpoint = self.checkpoint().map(|kept| (&kept.payload, kept.token, kept.holder()));

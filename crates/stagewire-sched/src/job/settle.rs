@@ -130,7 +130,7 @@ impl Job {
                 };
                 let own = match self.run(stage).output {
                     Output::Gone { payload, .. } => Some((stage, payload)),
-                    Output::None | Output::Live { .. } | Output::Shared { .. } => None,
+                    Output::None | Output::Live(_) | Output::Shared(_) => None,
                 };
                 let input = self.links(topology, stage).zip(&attempt.inputs).find_map(|(link, payload)| {
                     void(&self.run(link.from).output, Some(*payload)).then_some((link.from, *payload))
@@ -172,7 +172,7 @@ impl Job {
     fn let_go(&self, run: &StageRun, payload: PayloadId) -> Event {
         let (job, stage) = (self.id, run.name.clone());
         match &run.output {
-            Output::Shared { payload: shared, .. } if shared.id == payload => Event::SharedLeft { job, stage, payload },
+            Output::Shared(shared) if shared.payload.id == payload => Event::SharedLeft { job, stage, payload },
             _ => Event::PayloadReleased { job, stage, payload },
         }
     }

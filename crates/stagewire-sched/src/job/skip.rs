@@ -1,8 +1,9 @@
 //! Stages that a job does not need: what they would make was given with it, or nobody wants it.
 
-use stagewire_core::StageName;
+use stagewire_core::{StageName, Token};
 
 use super::Job;
+use crate::Event;
 use crate::topology::{Link, StageIndex, Topology};
 
 /// A set of stages.
@@ -18,8 +19,27 @@ impl StageSet {
             .fold(Self::default(), Self::with)
     }
 
+    /// The stage that a token stands for.
+    pub(crate) fn of_token(token: Token) -> impl FnOnce(&Topology, &Job) -> Self {
+        move |_, job| job.find(token).into_iter().fold(Self::default(), Self::with)
+    }
+
     pub(crate) const fn with(self, stage: StageIndex) -> Self {
         Self(self.0 | 1 << stage.get())
+    }
+
+    pub(crate) fn all(topology: &Topology) -> Self {
+        Self(u64::MAX >> (Topology::MAX_STAGES - topology.stages().len()))
+    }
+
+    /// In the order in which they are declared.
+    pub(crate) fn iter(self) -> impl Iterator<Item = StageIndex> {
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let first = left.trailing_zeros();
+            left &= left.wrapping_sub(1);
+            (first < u64::BITS).then(|| StageIndex::new(first as usize))
+        })
     }
 
     pub(crate) const fn without(self, other: Self) -> Self {
@@ -36,6 +56,39 @@ impl StageSet {
 }
 
 impl Job {
+    /// The stages that an event may change: the one that it is about and those that read its output, which may become
+    /// ready; all where the job as a whole may begin or end, as that counts in each of their queues.
+    pub(crate) fn touched(&self, topology: &Topology, event: &Event) -> StageSet {
+        let stage = match event {
+            Event::AttemptGranted { .. } if !self.has_begun(topology) => None,
+            Event::Offered { stage, .. }
+            | Event::AttemptGranted { stage, .. }
+            | Event::PayloadLost { stage, .. }
+            | Event::PayloadReleased { stage, .. }
+            | Event::SharedLeft { stage, .. }
+            | Event::Awaits { stage, .. }
+            | Event::AwaitEnded { stage, .. }
+            | Event::RetryDue { stage, .. } => topology.find(stage),
+            Event::OfferEnded { token, .. }
+            | Event::Published { token, .. }
+            | Event::AttemptCompleted { token, .. }
+            | Event::AttemptFailed { token, .. }
+            | Event::AttemptLost { token, .. }
+            | Event::AttemptFenced { token, .. }
+            | Event::AttemptYielded { token, .. }
+            | Event::Checkpointed { token, .. }
+            | Event::Yielding { token, .. }
+            | Event::OutputShared { token }
+            | Event::PayloadMoved { token, .. } => self.find(*token),
+            _ => None,
+        };
+        let Some(stage) = stage else {
+            return StageSet::all(topology);
+        };
+        let consumers = topology.consumers(stage).iter().copied();
+        consumers.fold(StageSet::default().with(stage), StageSet::with)
+    }
+
     /// Whether the stage never runs for this job.
     pub(crate) const fn skips(&self, stage: StageIndex) -> bool {
         self.skipped.has(stage)

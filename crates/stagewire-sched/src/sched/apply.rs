@@ -10,7 +10,7 @@ use crate::share::Shares;
 use crate::timers::Timer;
 use crate::topology::StageIndex;
 use crate::worker::{LinkState, Slot, Worker};
-use crate::{Checkpoint, EndedAttempt, Event, Holder, Loss, OfferEnd, Preemptor, WorkerInfo};
+use crate::{Checkpoint, EndedAttempt, Event, Holder, Limits, Loss, OfferEnd, Preemptor, Topology, WorkerInfo};
 
 /// What there is to settle about an attempt that ends.
 struct Account {
@@ -173,7 +173,7 @@ impl Sched {
             }
             Event::PayloadLost { job, stage, payload } | Event::PayloadReleased { job, stage, payload } => {
                 let mut holder = None;
-                let fits = self.update_job(*job, |topology, limits, job| {
+                let fits = self.update_job(*job, event, |topology, limits, job| {
                     holder = job.stage(stage).and_then(|run| run.holder_of(*payload));
                     job.apply(topology, limits, at, event)
                 });
@@ -202,10 +202,16 @@ impl Sched {
         if let Some(key) = &job.key {
             self.keys.insert(key.key.clone(), job.id);
         }
-        let mark = JobMark::of(&self.topology, &self.limits, &job, Vec::new());
+        let mark = self.whole_mark(&job);
         self.index.move_job(None, Some(&mark));
         self.cache.move_job(job.id, &[], &job.cache_uses(&self.topology));
         self.jobs.insert(job.id, job);
+    }
+
+    /// What the index holds of a job in all its stages.
+    pub(super) fn whole_mark(&self, job: &Job) -> JobMark {
+        let all = StageSet::all(&self.topology);
+        JobMark::of(&self.topology, &self.limits, job, all, Vec::new())
     }
 
     fn forget(&mut self, job: JobId) -> bool {
@@ -213,7 +219,7 @@ impl Sched {
             return false;
         }
         if let Some(job) = self.jobs.remove(&job) {
-            let mark = JobMark::of(&self.topology, &self.limits, &job, Vec::new());
+            let mark = self.whole_mark(&job);
             self.index.move_job(Some(&mark), None);
             self.cache.move_job(job.id, &job.cache_uses(&self.topology), &[]);
             if let Some(key) = &job.key {
@@ -226,7 +232,7 @@ impl Sched {
     /// A job that is redriven stands behind those that wait already.
     fn begin_again(&mut self, at: Timestamp, job: JobId, event: &Event) -> bool {
         let number = self.next_number;
-        let begins = self.update_job(job, |topology, limits, job| {
+        let begins = self.update_job(job, event, |topology, limits, job| {
             let begins = job.apply(topology, limits, at, event);
             job.number = if begins { number } else { job.number };
             begins
@@ -236,22 +242,38 @@ impl Sched {
     }
 
     fn change_job(&mut self, at: Timestamp, job: JobId, event: &Event) -> bool {
-        self.update_job(job, |topology, limits, job| job.apply(topology, limits, at, event))
+        self.update_job(job, event, |topology, limits, job| {
+            job.apply(topology, limits, at, event)
+        })
     }
 
+    /// Changes a job as the event says.
     fn update_job(
         &mut self,
         job: JobId,
-        change: impl FnOnce(&crate::Topology, &crate::Limits, &mut Job) -> bool,
+        event: &Event,
+        change: impl FnOnce(&Topology, &Limits, &mut Job) -> bool,
+    ) -> bool {
+        let touched = |topology: &Topology, job: &Job| job.touched(topology, event);
+        self.update_stages(job, touched, change)
+    }
+
+    /// Changes a job in these stages at most.
+    fn update_stages(
+        &mut self,
+        job: JobId,
+        touched: impl FnOnce(&Topology, &Job) -> StageSet,
+        change: impl FnOnce(&Topology, &Limits, &mut Job) -> bool,
     ) -> bool {
         let Some(job) = self.jobs.get_mut(&job) else {
             return false;
         };
         let [spare, other] = std::mem::take(&mut self.spare.0);
-        let before = JobMark::of(&self.topology, &self.limits, job, spare);
+        let touched = touched(&self.topology, job);
+        let before = JobMark::of(&self.topology, &self.limits, job, touched, spare);
         let used = job.cache_uses(&self.topology);
         let changed = change(&self.topology, &self.limits, job);
-        let after = JobMark::of(&self.topology, &self.limits, job, other);
+        let after = JobMark::of(&self.topology, &self.limits, job, touched, other);
         if changed {
             self.index.move_job(Some(&before), Some(&after));
             self.cache.move_job(job.id, &used, &job.cache_uses(&self.topology));
@@ -397,7 +419,7 @@ impl Sched {
 
     fn end_offer(&mut self, at: Timestamp, token: Token, end: &OfferEnd, event: &Event) -> bool {
         let mut account = None;
-        let fits = self.update_job(token.job, |topology, limits, job| {
+        let fits = self.update_job(token.job, event, |topology, limits, job| {
             account = Account::of(job, at, token);
             job.apply(topology, limits, at, event)
         });
@@ -433,7 +455,7 @@ impl Sched {
     /// that cannot be reached says so when it comes back.
     fn end_attempt(&mut self, at: Timestamp, token: Token, event: &Event, keeps_slot: bool) -> bool {
         let mut account = None;
-        let fits = self.update_job(token.job, |topology, limits, job| {
+        let fits = self.update_job(token.job, event, |topology, limits, job| {
             account = Account::of(job, at, token);
             let ended = EndedAttempt::of(job, at, token, event);
             let fits = job.apply(topology, limits, at, event);
@@ -581,7 +603,7 @@ impl Sched {
             }
         }
         for token in claimed {
-            self.update_job(token.job, |topology, limits, job| {
+            self.update_stages(token.job, StageSet::of_token(*token), |topology, limits, job| {
                 job.resume(topology, limits, incarnation, *token, at);
                 true
             });
@@ -615,7 +637,7 @@ impl Sched {
                     self.end_offer(at, token, &end, &event);
                 }
                 Slot::Running => {
-                    self.update_job(token.job, |_, _, job| {
+                    self.update_stages(token.job, StageSet::of_token(token), |_, _, job| {
                         job.hold(worker, token, until);
                         true
                     });

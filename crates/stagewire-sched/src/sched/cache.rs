@@ -90,12 +90,12 @@ impl JobPlan<'_, '_> {
     /// The attempt is done: others get what it has made, where the store has it and nothing is kept for them yet.
     pub(super) fn share(&mut self, stage: StageIndex) {
         let job = self.job();
-        let Output::Live { payload, token, .. } = &job.run(stage).output else {
+        let Output::Live(live) = &job.run(stage).output else {
             return;
         };
-        let (payload, token) = (payload.clone(), *token);
+        let token = live.token;
         let fresh = |key| self.sched().cache.get(key).is_none();
-        if payload.stored && job.cache_key(stage).is_some_and(fresh) {
+        if live.payload.stored && job.cache_key(stage).is_some_and(fresh) {
             self.push(Event::OutputShared { token });
         }
     }

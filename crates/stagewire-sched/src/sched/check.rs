@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Sched;
 use crate::cache::Cache;
-use crate::index::{Index, JobMark, WorkerMark};
+use crate::index::{Index, WorkerMark};
 use crate::job::{Job, JobState, MAX_PREEMPTIONS, Output, Phase};
 use crate::worker::{Slot, Worker};
 
@@ -42,8 +42,8 @@ impl Sched {
         let (mut reserved, mut held) = (0, 0);
         let mut shared = BTreeMap::new();
         for run in self.jobs.values().flat_map(|job| &job.stages) {
-            if let Output::Shared { payload, .. } = &run.output {
-                shared.insert(payload.id, u128::from(payload.nbytes.0));
+            if let Output::Shared(kept) = &run.output {
+                shared.insert(kept.payload.id, u128::from(kept.payload.nbytes.0));
                 continue;
             }
             held += u128::from(run.checkpoint_bytes().0);
@@ -158,7 +158,7 @@ impl Sched {
         let mut index = Index::new(&self.topology);
         let mut stopping = BTreeMap::new();
         for job in self.jobs.values() {
-            index.move_job(None, Some(&JobMark::of(&self.topology, &self.limits, job, Vec::new())));
+            index.move_job(None, Some(&self.whole_mark(job)));
         }
         for worker in self.workers.values() {
             index.move_worker(None, Some(WorkerMark::of(worker)));

@@ -37,7 +37,7 @@ impl Sched {
                 job: job.id,
                 attempt: job.next_attempt(),
             };
-            plan.effect(Effect::Offer(self.offer(job, stage, worker, token)));
+            plan.effect(self.offer(job, stage, worker, token));
             let event = Event::Offered {
                 token,
                 stage: self.topology.name(stage).clone(),
@@ -70,6 +70,9 @@ impl Sched {
     /// The job that comes first at the stage, and the turn in which it does.
     pub(super) fn turn(&self, stage: StageIndex) -> Option<(Rank, Turn, Heads)> {
         let queue = &self.index.queues[stage.get()];
+        if queue.since.is_empty() {
+            return None;
+        }
         let mut heads = Heads::default();
         for class in self.topology.class_indices() {
             let first = queue.first(class).filter(|first| self.may_begin(first));
@@ -129,12 +132,12 @@ impl Sched {
         (!self.paused || job.has_begun(&self.topology)) && self.topology.indices().all(manned)
     }
 
-    fn offer(&self, job: &Job, stage: StageIndex, worker: Incarnation, token: Token) -> Offer {
+    fn offer(&self, job: &Job, stage: StageIndex, worker: Incarnation, token: Token) -> Effect {
         let inputs = job.links(&self.topology, stage);
         let name = self.topology.name(stage);
         let member = self.workers.get(&worker).and_then(Worker::member).cloned();
         let hands_over = member.as_ref().is_none_or(|member| member.rank == 0);
-        Offer {
+        Effect::Offer(Box::new(Offer {
             worker,
             token,
             stage: name.clone(),
@@ -153,7 +156,7 @@ impl Sched {
             checkpoints: hands_over && self.topology.spec(stage).checkpoint,
             checkpoint: job.run(stage).checkpoint().cloned(),
             member,
-        }
+        }))
     }
 
     pub(super) fn accept(&self, now: Timestamp, worker: Incarnation, token: Token) -> Result<Decision, Refusal> {
@@ -179,7 +182,7 @@ impl Sched {
                 plan.effect(Effect::Grant { worker, token });
                 if let Some(job) = self.jobs.get(&token.job) {
                     for worker in ranks {
-                        plan.effect(Effect::Offer(self.offer(job, stage, worker, token)));
+                        plan.effect(self.offer(job, stage, worker, token));
                         plan.effect(Effect::Grant { worker, token });
                     }
                 }

@@ -41,7 +41,7 @@ fn submit(world: &mut World, shapes: &[u64]) -> Vec<JobId> {
 /// Offers since the last call, of jobs in the order in which they were made.
 fn offers(world: &mut World) -> Vec<Offer> {
     let offers = world.take().into_iter().filter_map(|effect| match effect {
-        Effect::Offer(offer) => Some(offer),
+        Effect::Offer(offer) => Some(*offer),
         _ => None,
     });
     offers.collect()

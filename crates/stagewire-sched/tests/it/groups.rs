@@ -49,7 +49,7 @@ fn group<const N: usize>(world: &mut World, group: &str) -> [Incarnation; N] {
 /// What the worker was last offered.
 fn offer(world: &World, worker: Incarnation) -> Option<&Offer> {
     world.effects.iter().rev().find_map(|effect| match effect {
-        Effect::Offer(offer) if offer.worker == worker => Some(offer),
+        Effect::Offer(offer) if offer.worker == worker => Some(&**offer),
         _ => None,
     })
 }

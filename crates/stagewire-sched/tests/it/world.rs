@@ -325,7 +325,7 @@ impl World {
     /// The last offer to the worker that still stands.
     pub(crate) fn offer(&self, worker: Incarnation) -> Option<&Offer> {
         self.effects.iter().rev().find_map(|effect| match effect {
-            Effect::Offer(offer) if offer.worker == worker && self.stands(offer.token) => Some(offer),
+            Effect::Offer(offer) if offer.worker == worker && self.stands(offer.token) => Some(&**offer),
             _ => None,
         })
     }

@@ -280,17 +280,12 @@ fn runs_on_leaving(sched: &Sched, token: Token) -> bool {
 /// The attempt whose output this is, where a worker holds it that leaves or is gone: it may have put that into the store and
 /// not said so.
 fn left_behind(sched: &Sched, job: JobId, stage: &StageName, payload: PayloadId) -> Option<Token> {
-    let Output::Live {
-        payload: output,
-        token,
-        worker,
-    } = sched.job(job)?.stage(stage)?.output()
-    else {
+    let Output::Live(output) = sched.job(job)?.stage(stage)?.output() else {
         return None;
     };
     let leaves = |worker: &Worker| worker.is_draining() || worker.link() != LinkState::Attached;
-    let held = output.id == payload && !output.stored;
-    (held && sched.worker(*worker).is_none_or(leaves)).then_some(*token)
+    let held = output.payload.id == payload && !output.payload.stored;
+    (held && sched.worker(output.worker).is_none_or(leaves)).then_some(output.token)
 }
 
 /// The checkpoint that the attempt has made and that outlives it.

@@ -81,7 +81,7 @@ impl Agent {
     /// Handles a message of the scheduler.
     pub(super) fn hear(&mut self, effect: Effect) {
         match effect {
-            Effect::Offer(offer) => _ = self.offers.insert(offer.token, offer),
+            Effect::Offer(offer) => _ = self.offers.insert(offer.token, *offer),
             Effect::Grant { token, .. } => {
                 if let Some(offer) = self.offers.remove(&token) {
                     let task = Task {

@@ -157,8 +157,8 @@ impl Ledger {
                 "attempt {token} of {name} counts, and its worker never completed it"
             );
         }
-        if let (Phase::Running(attempt), Output::Live { token, .. }) = (run.phase(), run.output()) {
-            assert_eq!(attempt.token, *token, "attempts mix at stage {name}");
+        if let (Phase::Running(attempt), Output::Live(live)) = (run.phase(), run.output()) {
+            assert_eq!(attempt.token, live.token, "attempts mix at stage {name}");
         }
     }
 }

@@ -117,7 +117,7 @@ impl World {
         };
         match effect {
             Effect::Offer(offer) => {
-                if let Some(answer) = agent.consider(offer) {
+                if let Some(answer) = agent.consider(*offer) {
                     self.say(incarnation, answer);
                 }
             }
