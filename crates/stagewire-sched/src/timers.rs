@@ -63,11 +63,20 @@ impl Timer {
     }
 }
 
+fn sooner(one: Option<(Timestamp, Timer)>, other: Option<(Timestamp, Timer)>) -> Option<(Timestamp, Timer)> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(if other < one { other } else { one }),
+        (one, other) => one.or(other),
+    }
+}
+
 /// All deadlines, in order. Whoever sets one takes it back: it is kept nowhere else.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Timers {
-    /// All but those below.
+    /// All but those below: often one for each job that waits.
     most: BTreeSet<(Timestamp, Timer)>,
+    /// [`Timer::Offer`], which are few, as they are answered at once.
+    offers: BTreeSet<(Timestamp, JobId, StageIndex)>,
     /// [`Timer::Attempt`], which are set anew with each renewal.
     attempts: BTreeSet<(Timestamp, JobId, StageIndex)>,
     /// [`Timer::Stop`], which are few, and long.
@@ -80,9 +89,11 @@ impl Timers {
             .stops
             .first()
             .map(|(at, worker, token)| (*at, Due::Stop(*worker, *token)));
+        let offer = self.offers.first();
+        let offer = offer.map(|(at, job, stage)| (*at, Timer::Offer(*job, *stage)));
         let attempt = self.attempts.first();
         let attempt = attempt.map(|(at, job, stage)| (*at, Timer::Attempt(*job, *stage)));
-        let most = self.most.first().copied().into_iter().chain(attempt).min();
+        let most = sooner(self.most.first().copied(), sooner(offer, attempt));
         let most = most.map(|(at, timer)| (at, Due::Timer(timer)));
         match (stop, most) {
             // What a worker does not stop comes after its loss, and before all the rest.
@@ -93,6 +104,7 @@ impl Timers {
 
     pub(crate) fn set(&mut self, deadline: Option<Timestamp>, timer: Timer) {
         match (deadline, timer) {
+            (Some(deadline), Timer::Offer(job, stage)) => _ = self.offers.insert((deadline, job, stage)),
             (Some(deadline), Timer::Attempt(job, stage)) => _ = self.attempts.insert((deadline, job, stage)),
             (Some(deadline), timer) => _ = self.most.insert((deadline, timer)),
             (None, _) => (),
@@ -101,6 +113,7 @@ impl Timers {
 
     pub(crate) fn clear(&mut self, deadline: Option<Timestamp>, timer: Timer) {
         match (deadline, timer) {
+            (Some(deadline), Timer::Offer(job, stage)) => _ = self.offers.remove(&(deadline, job, stage)),
             (Some(deadline), Timer::Attempt(job, stage)) => _ = self.attempts.remove(&(deadline, job, stage)),
             (Some(deadline), timer) => _ = self.most.remove(&(deadline, timer)),
             (None, _) => (),

@@ -20,7 +20,9 @@ impl Sched {
         }
         let stages = self.topology.upstream_first().iter().rev();
         let (stage, rank, worker) = stages.copied().find_map(|stage| {
-            self.index.queues[stage.get()].free.first()?;
+            if self.index.queues[stage.get()].free.is_empty() {
+                return None;
+            }
             let rank = self.next_job(stage)?;
             Some((stage, rank, self.best_worker(stage, &rank)?))
         })?;

@@ -280,8 +280,10 @@ impl JobPlan<'_, '_> {
                 for worker in self.draft.job.workers_of(*token) {
                     self.plan.effect(Effect::Accepted { worker, token: *token });
                 }
-                self.handovers
-                    .extend(self.draft.job.find(*token).map(|stage| (stage, handovers.clone())));
+                if !handovers.is_empty() {
+                    self.handovers
+                        .extend(self.draft.job.find(*token).map(|stage| (stage, handovers.clone())));
+                }
             }
             Event::AttemptFailed { token, failure, .. } => {
                 self.void(*token);
