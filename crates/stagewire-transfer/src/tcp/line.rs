@@ -2,12 +2,12 @@
 
 use std::io;
 use std::net;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
-use libc::{MSG_DONTWAIT, SO_RCVLOWAT, SOL_SOCKET, c_int, socklen_t};
+use libc::{MSG_DONTWAIT, c_int};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
@@ -26,9 +26,6 @@ pub(crate) trait Socket: AsFd + Sync {
     /// # Cancel safety
     /// Safe.
     fn ready(&self, interest: Interest) -> impl Future<Output = io::Result<bool>> + Send;
-
-    /// So many bytes will come before the other end waits for anything: whoever waits for them need not hear of each segment.
-    fn expect(&self, _bytes: usize) {}
 }
 
 /// The runtime's poller watches it all the time.
@@ -79,6 +76,10 @@ pub(crate) enum Line {
 /// A short limit has its own price: the kernel sets a timer for it each time, which takes 1 to 2 µs on a virtual machine,
 /// and the wait is a call of its own. So while the peer answers in time, the call that receives waits itself, for up to
 /// [`PATIENTLY`]; a peer that does not answer in time once is not waited for like that before it does again.
+///
+/// No low-water mark (`SO_RCVLOWAT`) is set for such a call: the kernel compares it with what has come since the call took what
+/// was there, so that a call which has part of its bytes sleeps over the last ones, here for as long as the timer. Measured:
+/// one pull of 1 MiB in twenty took 4 to 6 ms.
 #[derive(Debug)]
 pub(crate) struct Near {
     /// Its calls wait unless their flags say otherwise. The poller watches it only while a longer wait lasts, because it is
@@ -90,8 +91,6 @@ pub(crate) struct Near {
     full: AtomicBool,
     /// Whether the last wait for bytes was no longer than [`BRIEFLY`].
     prompt: AtomicBool,
-    /// Bytes that must be there before whoever waits is woken.
-    batch: AtomicU32,
 }
 
 /// About as long as an inline copy of shared memory may keep a thread, and longer than a busy owner takes for an answer.
@@ -100,9 +99,6 @@ const BRIEFLY: Duration = Duration::from_micros(100);
 /// The least that the kernel's cheap timers can be told. They count in ticks: an answer that is late once may keep the
 /// thread for two of them, 8 ms where a second has 250.
 const PATIENTLY: Duration = Duration::from_millis(1);
-
-/// The kernel's segments are a little shorter, so that two come with each waking.
-pub(super) const BATCH: u32 = 64 << 10;
 
 impl Line {
     /// # Errors
@@ -119,7 +115,6 @@ impl Line {
             drained: AtomicBool::new(true),
             full: AtomicBool::new(false),
             prompt: AtomicBool::new(false),
-            batch: AtomicU32::new(1),
         }))
     }
 
@@ -170,12 +165,6 @@ impl Socket for Line {
             Self::Near(near) => near.ready(interest).await,
         }
     }
-
-    fn expect(&self, bytes: usize) {
-        if let Self::Near(near) = self {
-            near.expect(bytes);
-        }
-    }
 }
 
 impl Near {
@@ -213,17 +202,6 @@ impl Near {
         }
     }
 
-    /// Waking this side is the owner's work, and it is the owner's work that takes longest. In a program that did
-    /// nothing else, 1 MiB came at 1.0 of the speed of a raw stream instead of 0.87; in the benchmark of transports the gain is
-    /// within the spread.
-    fn expect(&self, bytes: usize) {
-        let batch = if bytes >= BATCH as usize { BATCH } else { 1 };
-        if self.batch.swap(batch, Ordering::Relaxed) != batch {
-            // Where it fails, this side is woken as before.
-            let _ = set_receive_low_water(&self.stream, batch);
-        }
-    }
-
     fn peek(&self) -> io::Result<usize> {
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let (_, bytes) = recv(&self.stream, &mut [0], flags)?;
@@ -256,16 +234,6 @@ impl Near {
 /// than that: a slow machine copies 1 GB/s.
 fn is_late(took: Duration, bytes: usize) -> bool {
     took > BRIEFLY + Duration::from_nanos(bytes as u64)
-}
-
-fn set_receive_low_water(socket: &impl AsFd, bytes: u32) -> io::Result<()> {
-    let fd = socket.as_fd().as_raw_fd();
-    let len = size_of_val(&bytes) as socklen_t;
-    // SAFETY: the option is an int, which the kernel reads before the call returns.
-    match unsafe { libc::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, (&raw const bytes).cast(), len) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 #[cfg(test)]
@@ -305,35 +273,5 @@ mod tests {
         let [short, long] = [150, 1500].map(Duration::from_micros);
         assert!(is_late(short, 0) && is_late(short, 4096) && is_late(long, 1 << 20));
         assert!(!is_late(BRIEFLY, 0) && !is_late(short, 1 << 20));
-    }
-
-    #[tokio::test]
-    async fn who_expects_much_is_woken_for_much_or_for_the_end() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("bound");
-        let (connected, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
-        let line = Line::new(connected.expect("it listens")).expect("connected");
-        let (mut peer, _) = accepted.expect("connected");
-        let readable = |line: &Line| {
-            let now = Timespec::default();
-            poll(&mut [PollFd::new(line, PollFlags::IN)], Some(&now)).expect("polled") > 0
-        };
-        line.expect(2 * BATCH as usize);
-        peer.write_all(&[1; 100]).await.expect("connected");
-        let came = async {
-            while rustix::io::ioctl_fionread(&line).expect("a socket") < 100 {
-                tokio::task::yield_now().await;
-            }
-        };
-        let came = tokio::time::timeout(Duration::from_secs(20), came).await;
-        came.expect("100 bytes were sent");
-        assert!(!readable(&line));
-        line.expect(100);
-        assert!(readable(&line), "it is all that is expected");
-        line.expect(2 * BATCH as usize);
-        assert!(!readable(&line));
-        drop(peer);
-        line.ready(Interest::READABLE).await.expect("the end");
-        assert!(readable(&line));
     }
 }

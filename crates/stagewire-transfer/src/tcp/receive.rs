@@ -54,23 +54,6 @@ impl ReceiveError {
 /// a refusal.
 pub(crate) async unsafe fn receive(
     stream: &impl Socket,
-    framing: Framing,
-    base: Base,
-    rows: &Rows,
-) -> Result<(), ReceiveError> {
-    // SAFETY: the caller's contract.
-    let received = unsafe { receive_frames(stream, framing, base, rows).await };
-    // Nothing, for now: what comes next may be as short as a head.
-    stream.expect(0);
-    received
-}
-
-/// As [`receive`], which sets right how many bytes the stream expects.
-///
-/// # Safety
-/// As [`receive`].
-async unsafe fn receive_frames(
-    stream: &impl Socket,
     mut framing: Framing,
     base: Base,
     rows: &Rows,
@@ -112,10 +95,6 @@ async unsafe fn receive_frames(
             }
             if vectors.left() <= spare {
                 break;
-            }
-            // A proven head promises its payload, behind which comes one head more at most, of whatever kind.
-            if proven {
-                stream.expect(vectors.left() - spare);
             }
             vectors.receive(stream, &mut turns).await?;
         }

@@ -6,11 +6,11 @@ use std::ptr::NonNull;
 use twox_hash::XxHash3_64;
 
 use super::super::frame::{FrameKind, Head, RUN, decode_request, encode_head};
-use super::super::line::BATCH;
 use super::super::send::Framing;
 use super::*;
 
-const MARK: usize = BATCH as usize;
+/// About a segment of loopback.
+const MARK: usize = 64 << 10;
 
 /// How the owner's end of a lane ends its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
