@@ -119,6 +119,11 @@ def test_5000_records_arrive_exactly(child: Child, transport: EngineTransport) -
     source, target = pattern(16 * MIB, 1), zeros(5000 * 1000)
     # In reverse, so that no two are one.
     records = [(3000 * index, 1000 * (4999 - index), 1000, 1, 0, 0) for index in range(5000)]
+    outside = [*records[:4321], (16 * MIB - 1, 0, 2, 1, 0, 0), *records[4322:]]
+    with pytest.raises(errors.Invalid) as refused:
+        transport.read(child.address, reference, target, records=outside)
+    assert refused.value.details["record"] == "4321"
+    assert not target.any()
     transport.read(child.address, reference, target, records=records)
     rows = target.reshape(5000, 1000)[::-1]
     expected = source[: 5000 * 3000].reshape(5000, 3000)[:, :1000]
