@@ -145,6 +145,10 @@ impl Classify for StoreError {
             put("wanted_bytes", wanted.0.to_string());
             put("used_bytes", usage.used().0.to_string());
             put("limit_bytes", usage.limit.0.to_string());
+            if !usage.readers.is_empty() {
+                let readers = usage.readers.iter().map(ToString::to_string);
+                put("readers", readers.collect::<Vec<_>>().join("; "));
+            }
         }
         if let Self::Corrupt {
             file, written, found, ..

@@ -11,6 +11,7 @@ mod object;
 mod open;
 mod order;
 mod pressure;
+mod readers;
 mod restore;
 mod rooms;
 
@@ -40,6 +41,7 @@ use durable::Durable;
 use index::{Claim, Entry, Index, Slot};
 use lent::Lent;
 use object::{HostObject, Registered};
+use readers::Leaving;
 use rooms::{Rooms, in_pages};
 
 /// Shared memory beyond the bound of a store and a quarter: what lies between payloads, too small for the next one, and
@@ -70,6 +72,8 @@ struct Inner {
     departures: OnceLock<Farewell>,
     /// Objects that are gone, though the index on disk still names their memory.
     condemned: Mutex<Vec<Arc<HostObject>>>,
+    /// Objects that are gone, though others read them.
+    leaving: Leaving,
     /// Held by who gets memory together that is free in pieces.
     gathering: Arc<tokio::sync::Mutex<()>>,
     /// Held by who ends the store.
@@ -244,6 +248,7 @@ impl Inner {
             durable: None,
             departures: OnceLock::new(),
             condemned: Mutex::default(),
+            leaving: Leaving::default(),
             gathering: Arc::default(),
             ending: Mutex::default(),
             left: OnceLock::new(),
@@ -395,6 +400,7 @@ impl Inner {
         Usage {
             spilled,
             spill: self.spill.as_ref().map(Spill::usage),
+            readers: self.leaving.readers(),
             ..self.rooms.usage()
         }
     }
@@ -411,6 +417,7 @@ impl Inner {
             region.release();
         }
         if object.each_region().any(|region| !region.is_idle()) {
+            self.leaving.add(&object);
             self.runtime.spawn(async move {
                 for region in object.each_region() {
                     region.idle().await;

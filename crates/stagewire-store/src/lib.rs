@@ -78,4 +78,4 @@ pub use reservation::Reservation;
 pub use spill::{Digest, SpillFault, SpillOptions};
 pub use stats::StoreStats;
 pub use store::{Draft, NewObject, Object, Retention, Store, StoreAbilities};
-pub use usage::{Holding, ObjectState, Share, SpillUsage, Usage};
+pub use usage::{Holding, ObjectState, Reading, Share, SpillUsage, Usage};

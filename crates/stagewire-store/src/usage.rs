@@ -1,4 +1,5 @@
 use std::fmt;
+use std::time::Duration;
 
 use stagewire_core::{ByteCount, PayloadId};
 
@@ -39,6 +40,34 @@ pub struct Holding {
     pub nbytes: ByteCount,
     /// What it is doing with them.
     pub state: ObjectState,
+}
+
+/// A process that reads objects which are gone, so that their bytes are not free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// The process; `None` for those of other hosts, together.
+    pub pid: Option<u32>,
+    /// Whether a signal or a debugger has stopped it, so that it lets go of nothing before it is continued, or killed.
+    pub stopped: bool,
+    /// Objects that it reads.
+    pub objects: u64,
+    /// Their bytes.
+    pub nbytes: ByteCount,
+    /// How long it has read the one that it has read longest.
+    pub since: Duration,
+}
+
+impl fmt::Display for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid}")?,
+            None => f.write_str("other hosts")?,
+        }
+        if self.stopped {
+            f.write_str(", which is stopped: continue or kill it,")?;
+        }
+        write!(f, " for {:.1} s ({})", self.since.as_secs_f64(), self.nbytes)
+    }
 }
 
 /// Number and bytes of the objects in one state.
@@ -115,10 +144,12 @@ pub struct Usage {
     pub spill: Option<SpillUsage>,
     /// The largest holders, largest first, at most [`Usage::LARGEST`].
     pub largest: Vec<Holding>,
+    /// Who reads the objects that are gone, those with most bytes first, at most [`Usage::LARGEST`].
+    pub readers: Vec<Reading>,
 }
 
 impl Usage {
-    /// Length of [`Usage::largest`].
+    /// Length of [`Usage::largest`] and [`Usage::readers`].
     pub const LARGEST: usize = 5;
 
     /// Bytes held, in whatever state.
@@ -146,6 +177,14 @@ impl fmt::Display for Usage {
         for (rank, holding) in self.largest.iter().enumerate() {
             let lead = if rank == 0 { "; largest: " } else { ", " };
             write!(f, "{lead}{} ({}, {})", holding.payload, holding.nbytes, holding.state)?;
+        }
+        for (rank, reading) in self.readers.iter().enumerate() {
+            let lead = if rank == 0 {
+                "; what is gone is still read by "
+            } else {
+                ", "
+            };
+            write!(f, "{lead}{reading}")?;
         }
         Ok(())
     }
@@ -180,6 +219,13 @@ mod tests {
                 nbytes: ByteCount(3 << 20),
                 state: ObjectState::Draining,
             }],
+            readers: vec![Reading {
+                pid: Some(7),
+                stopped: true,
+                objects: 1,
+                nbytes: ByteCount(3 << 20),
+                since: Duration::from_millis(1500),
+            }],
         };
         assert_eq!(usage.used(), ByteCount(7 << 20));
         let text = usage.to_string();
@@ -201,5 +247,8 @@ mod tests {
             text.contains("largest: 00000000-0000-0000-0000-000000000003 (3.0 MiB, gone but still read)"),
             "{text}"
         );
+        let reader =
+            "; what is gone is still read by process 7, which is stopped: continue or kill it, for 1.5 s (3.0 MiB)";
+        assert!(text.ends_with(reader), "{text}");
     }
 }

@@ -173,6 +173,7 @@ pub use network::{Network, NetworkLimits, NetworkOptions, Secret};
 pub use nixl::{Nixl, NixlLibrary, NixlOptions, NixlVersion};
 pub use process::{ProcessWatch, close_on_exec, this_process};
 pub use region::Region;
+pub use table::Reader;
 pub use target::{Filling, Target};
 pub use tcp::TcpOptions;
 pub use transport::{

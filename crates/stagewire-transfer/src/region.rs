@@ -6,7 +6,7 @@ use rustix::mm::{MsyncFlags, msync};
 use rustix::param::page_size;
 use stagewire_core::{Device, RegionRef};
 
-use crate::table::{RegionKey, Registration, Table};
+use crate::table::{Reader, RegionKey, Registration, Table};
 use crate::{Memory, RegisterError, RegisterProblem};
 
 /// Registered memory, which it owns. Dropping it releases it.
@@ -93,6 +93,11 @@ impl Region {
     /// Takes no new pins from now on; the memory goes when the last pin ends.
     pub fn release(&self) {
         self.table.release(self.key());
+    }
+
+    /// Who holds pins.
+    pub fn readers(&self) -> Vec<Reader> {
+        self.table.readers(self.key())
     }
 
     /// Whether nobody holds a pin.

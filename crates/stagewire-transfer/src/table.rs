@@ -9,6 +9,7 @@ mod tests;
 use std::any::Any;
 use std::mem;
 use std::sync::PoisonError;
+use std::time::Instant;
 
 use stagewire_core::{Capability, Device, RegionRef};
 
@@ -50,9 +51,43 @@ struct Entry {
     device: Device,
     capability: Capability,
     pins: u64,
+    /// Whose they are, with their number.
+    readers: Vec<(Reader, u64)>,
     /// Its bytes are still being written.
     open: bool,
     released: bool,
+}
+
+/// Who keeps a region in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reader {
+    /// Its process; `None` for one of another host.
+    pub pid: Option<u32>,
+    /// Since when, without a break.
+    pub since: Instant,
+}
+
+impl Entry {
+    fn pin(&mut self, pid: Option<u32>) {
+        self.pins += 1;
+        match self.readers.iter_mut().find(|(reader, _)| reader.pid == pid) {
+            Some((_, pins)) => *pins += 1,
+            None => {
+                let since = Instant::now();
+                self.readers.push((Reader { pid, since }, 1));
+            }
+        }
+    }
+
+    fn unpin(&mut self, pid: Option<u32>) {
+        self.pins -= 1;
+        if let Some(index) = self.readers.iter().position(|(reader, _)| reader.pid == pid) {
+            self.readers[index].1 -= 1;
+            if self.readers[index].1 == 0 {
+                self.readers.swap_remove(index);
+            }
+        }
+    }
 }
 
 /// What goes when a region goes, in this order.
@@ -146,7 +181,7 @@ impl Table {
     }
 
     /// Adds a pin for whoever presents the right capability, and tells where the memory is.
-    fn pin(&self, kind: Kind, key: RegionKey, capability: &Capability) -> Result<Memory, Refusal> {
+    fn pin(&self, kind: Kind, key: RegionKey, capability: &Capability, pid: Option<u32>) -> Result<Memory, Refusal> {
         let mut slots = self.lock();
         let slot = slots.slot(key).ok_or(Refusal::Unknown)?;
         let current = slot.generation;
@@ -169,18 +204,18 @@ impl Table {
             let device = entry.device;
             return Err(Refusal::Device { device });
         }
-        entry.pins += 1;
+        entry.pin(pid);
         slots.pins_served += 1;
         slots.pins_held += 1;
         Ok(memory)
     }
 
-    fn unpin(&self, key: RegionKey) {
+    fn unpin(&self, key: RegionKey, pid: Option<u32>) {
         let mut slots = self.lock();
         let Some(entry) = slots.entry(key) else {
             return;
         };
-        entry.pins -= 1;
+        entry.unpin(pid);
         let unpinned = entry.pins == 0;
         slots.pins_held -= 1;
         if !self.reclaim(slots, key) && unpinned {
@@ -207,6 +242,15 @@ impl Table {
         self.lock().vacate(key);
         self.idle.notify_waiters();
         true
+    }
+
+    /// Who holds pins.
+    pub(crate) fn readers(&self, key: RegionKey) -> Vec<Reader> {
+        let mut slots = self.lock();
+        let readers = slots
+            .entry(key)
+            .map(|entry| entry.readers.iter().map(|(reader, _)| *reader));
+        readers.into_iter().flatten().collect()
     }
 
     /// Whether the owner may still write its bytes.
@@ -301,6 +345,7 @@ impl Slots {
             device,
             capability,
             pins: 0,
+            readers: Vec::new(),
             open: false,
             released: false,
         });

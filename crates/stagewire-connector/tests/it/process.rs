@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -58,9 +58,15 @@ impl Process {
         tokio::time::timeout(within, answer).await.expect("an answer in time")
     }
 
+    /// Sends a signal; of one that stops it, waits until none of its threads runs any more.
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = self.child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        kill_process(pid.expect("it runs"), signal).expect("ours");
+        let pid = pid.expect("it runs");
+        kill_process(pid, signal).expect("ours");
+        if signal == Signal::STOP {
+            let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+            waitid(WaitId::Pid(pid), options).expect("ours");
+        }
     }
 
     /// `kill -9`, and waits until it is dead.

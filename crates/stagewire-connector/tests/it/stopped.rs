@@ -1,10 +1,12 @@
 //! Processes that stand still, as one that is stopped by a signal does: nobody waits for them longer than he said.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec, PutError};
-use stagewire_core::{ByteCount, Peer};
+use stagewire_connector::{ConsumeError, ConsumeOptions, Owner, PublishSpec, PutError, StoreService};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Peer};
+use stagewire_store::{HostStore, Store, TokenGate};
 use tokio::time::Instant;
 
 use crate::bundle::Bundle;
@@ -99,5 +101,62 @@ async fn consumers_of_a_producer_that_stands_still_end_at_their_deadlines() {
         })
         .await;
     second.all_gone().await;
+    all_gone(&world.connector).await;
+}
+
+/// Its pins cannot be taken from it: it may go on to read at any time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_store_says_which_reader_stands_still_and_holds_its_memory() {
+    const LIMIT: ByteCount = ByteCount(1 << 20);
+    let world = World::new().await;
+    let keeper = world.another("store").await;
+    let kept = HostStore::new(keeper.host(), LIMIT, Arc::new(TokenGate::open()));
+    let service = StoreService::serve(&keeper, kept);
+    let mut reader = world.second().await;
+    let bundle = Bundle::one(&[LIMIT.0 / 4]);
+    let put = async |wait| {
+        let spec = PublishSpec::new("request", bundle.manifest(), Owner::Orchestrator);
+        let memory = bundle.memory(world.connector.host().arena());
+        let publication = world.connector.publish(spec, memory).expect("room");
+        let stored = world.connector.store(publication.handle(), None, wait).await;
+        world.connector.release(publication.handle().payload);
+        stored
+    };
+    let handle = put(PATIENCE).await.expect("room");
+    let ask = Ask::Consume {
+        handle: handle.to_bytes(),
+        chunks: 1,
+    };
+    reader.done(ask).await;
+    assert_eq!(service.store().usage().readers, [], "nothing of it is gone");
+    let pid = reader.peer().await.process.pid;
+    for stopped in [false, true] {
+        if stopped {
+            reader.signal(Signal::STOP);
+        } else {
+            world.connector.release_handle(&handle).await.expect("it is there");
+        }
+        let error = put(Duration::from_millis(100)).await.expect_err("it is full");
+        assert_eq!(error.class(), ErrorClass::Exhausted);
+        let who = format!(
+            "still read by process {pid}{}",
+            if stopped { ", which is stopped" } else { " for" }
+        );
+        assert!(error.to_string().contains(&who), "{error}");
+        let named = &error.to_failure().details["readers"];
+        assert!(named.contains(&pid.to_string()) && named.contains("1.0 MiB"), "{named}");
+    }
+    let [reading] = service.store().usage().readers[..] else {
+        panic!("{:?}", service.store().usage());
+    };
+    assert_eq!(
+        (reading.pid, reading.stopped, reading.objects, reading.nbytes),
+        (Some(pid), true, 1, LIMIT)
+    );
+    reader.signal(Signal::CONT);
+    reader.done(Ask::DropConsumers).await;
+    let handle = put(PATIENCE).await.expect("it has let go");
+    assert_eq!(service.store().usage().readers, []);
+    world.connector.release_handle(&handle).await.expect("it is there");
     all_gone(&world.connector).await;
 }

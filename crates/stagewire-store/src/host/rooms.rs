@@ -124,6 +124,7 @@ impl Rooms {
             spilled: Share::default(),
             spill: None,
             largest: books.by_size.values().rev().take(Usage::LARGEST).copied().collect(),
+            readers: Vec::new(),
         }
     }
 

@@ -92,7 +92,7 @@ impl Transport for Loopback {
 #[async_trait]
 impl Remote for Loopback {
     async fn pin(&self, region: &RegionRef, _options: TransferOptions) -> Result<Box<dyn Pinned>, TransferError> {
-        let mut pins = Pins::new(self.table.clone(), 0);
+        let mut pins = Pins::new(self.table.clone(), 0, None);
         let key = RegionKey {
             region: region.region,
             generation: region.generation,

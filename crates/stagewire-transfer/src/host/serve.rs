@@ -70,7 +70,7 @@ async fn greet_and_serve(fd: OwnedFd, shared: Arc<Shared>, stop: watch::Receiver
         Ok(Err(problem)) => return tracing::warn!(%problem, "a data connection was refused"),
         Err(_) => return tracing::warn!("a data connection was cut off: it said nothing for {GREETING:?}"),
     };
-    let session = Session::local(shared.table.clone());
+    let session = Session::local(shared.table.clone(), reader.process().pid);
     let connection = Connection::new(shared, Channel::Unix(socket), Some(reader), session);
     connection.serve(stop).await;
 }

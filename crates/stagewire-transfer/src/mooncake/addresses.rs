@@ -109,7 +109,7 @@ impl Addresses {
         let hold = match &grant.source {
             Source::Pinned(hold) => hold.clone(),
             Source::Exposed { table, key, capability } => {
-                let mut pins = Pins::new(table.clone(), 0);
+                let mut pins = Pins::new(table.clone(), 0, None);
                 let hold = pins.pin(Kind::Mooncake, *key, capability);
                 // From here on, only the request holds it.
                 pins.end();

@@ -21,15 +21,15 @@ pub(crate) struct Session {
 
 impl Session {
     /// A session without lanes: the Unix socket's.
-    pub(crate) fn local(table: Arc<Table>) -> Arc<Self> {
-        Arc::new(Self::new(table, 0, NetworkLimits::default()))
+    pub(crate) fn local(table: Arc<Table>, pid: u32) -> Arc<Self> {
+        Arc::new(Self::new(table, 0, NetworkLimits::default(), Some(pid)))
     }
 
-    fn new(table: Arc<Table>, id: u128, limits: NetworkLimits) -> Self {
+    fn new(table: Arc<Table>, id: u128, limits: NetworkLimits, pid: Option<u32>) -> Self {
         Self {
             id,
             limits,
-            pins: Mutex::new(Pins::new(table, id)),
+            pins: Mutex::new(Pins::new(table, id, pid)),
             lanes: AtomicUsize::new(0),
             staging: OnceLock::new(),
             over: watch::Sender::new(false),
@@ -139,7 +139,7 @@ impl Sessions {
         let same = known.values().filter(|(other, _)| *other == from).count();
         one_more(Scarce::SessionsOfProcess, same, self.limits.sessions_per_process)?;
         one_more(Scarce::Sessions, known.len(), self.limits.sessions)?;
-        let session = Arc::new(Session::new(table, rand::random(), self.limits));
+        let session = Arc::new(Session::new(table, rand::random(), self.limits, None));
         known.insert(session.id, (from, session.clone()));
         let sessions = self.clone();
         Ok(Known { sessions, session })

@@ -67,7 +67,7 @@ fn key(reference: &RegionRef) -> RegionKey {
 
 /// What a connection does for a reader; the reader looks at the page while the pin is held. Says whether it was.
 fn pin_and_read(table: &Arc<Table>, reference: &RegionRef, page: &Page) -> bool {
-    let mut pins = Pins::new(table.clone(), 0);
+    let mut pins = Pins::new(table.clone(), 0, None);
     match pins.pin(Kind::Cma, key(reference), &reference.capability) {
         Ok(hold) => {
             assert_eq!(hold.memory().len(), reference.len, "another region's memory");
@@ -124,7 +124,7 @@ fn whoever_waits_for_the_last_pin_is_woken() {
     model(|| {
         let (table, page) = (Arc::new(Table::default()), Page::new());
         let reference = table.register(page.registration(64)).expect("open");
-        let mut pins = Pins::new(table.clone(), 0);
+        let mut pins = Pins::new(table.clone(), 0, None);
         let granted = pins.pin(Kind::Cma, key(&reference), &reference.capability);
         let pin = granted.map(|hold| hold.pin()).expect("not released");
         let ending = spawn(move || {
@@ -143,7 +143,7 @@ fn a_released_region_is_idle_only_when_its_memory_is_gone() {
     model(|| {
         let (table, page) = (Arc::new(Table::default()), Page::new());
         let reference = table.register(page.registration(64)).expect("open");
-        let mut pins = Pins::new(table.clone(), 0);
+        let mut pins = Pins::new(table.clone(), 0, None);
         let granted = pins.pin(Kind::Cma, key(&reference), &reference.capability);
         let pin = granted.map(|hold| hold.pin()).expect("not released");
         let ending = spawn(move || drop(pins.unpin(pin)));

@@ -24,6 +24,8 @@ pub(crate) struct Hold {
 struct Place {
     table: Arc<Table>,
     key: RegionKey,
+    /// The reader's process, where it is one of this host.
+    pid: Option<u32>,
 }
 
 impl Hold {
@@ -59,7 +61,7 @@ impl Hold {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.table.unpin(self.key);
+        self.table.unpin(self.key, self.pid);
     }
 }
 
@@ -85,13 +87,14 @@ impl Table {
         if memory.may_change() {
             return None;
         }
-        entry.pins += 1;
+        let pid = Some(std::process::id());
+        entry.pin(pid);
         slots.pins_held += 1;
         drop(slots);
         let table = Arc::clone(self);
         Some(OwnHold {
             memory,
-            _place: Place { table, key },
+            _place: Place { table, key, pid },
         })
     }
 }
@@ -103,22 +106,26 @@ impl Table {
 pub(crate) struct Pins {
     table: Arc<Table>,
     session: u128,
+    pid: Option<u32>,
     held: HashMap<u64, Arc<Hold>>,
     next: u64,
 }
 
 impl Pins {
-    pub(crate) fn new(table: Arc<Table>, session: u128) -> Self {
+    /// `pid` is the reader's process, where it is one of this host.
+    pub(crate) fn new(table: Arc<Table>, session: u128, pid: Option<u32>) -> Self {
         Self {
             table,
             session,
+            pid,
             held: HashMap::new(),
             next: 0,
         }
     }
 
     pub(crate) fn pin(&mut self, kind: Kind, key: RegionKey, capability: &Capability) -> Result<Arc<Hold>, Refusal> {
-        let memory = self.table.pin(kind, key, capability)?;
+        let pid = self.pid;
+        let memory = self.table.pin(kind, key, capability, pid)?;
         let pin = self.next;
         self.next += 1;
         let table = self.table.clone();
@@ -127,7 +134,7 @@ impl Pins {
             pin,
             kind,
             memory,
-            place: Place { table, key },
+            place: Place { table, key, pid },
         });
         self.held.insert(pin, hold.clone());
         Ok(hold)

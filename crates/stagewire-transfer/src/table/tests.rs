@@ -33,7 +33,7 @@ fn memory_goes_only_after_release_and_the_last_pin() {
     let table = Arc::new(Table::default());
     let (memory, alive) = memory();
     let reference = table.register(cma(memory)).expect("open");
-    let (mut one, mut two) = (Pins::new(table.clone(), 0), Pins::new(table.clone(), 0));
+    let (mut one, mut two) = (Pins::new(table.clone(), 0, None), Pins::new(table.clone(), 0, None));
     let first = one
         .pin(Kind::Cma, key(&reference), &reference.capability)
         .expect("pinned")
@@ -59,7 +59,7 @@ fn a_number_used_again_is_another_generation() {
     let table = Arc::new(Table::default());
     let old = table.register(cma(memory().0)).expect("open");
     table.release(key(&old));
-    let mut pins = Pins::new(table.clone(), 0);
+    let mut pins = Pins::new(table.clone(), 0, None);
     let mut refusal = |kind, key, capability: &Capability| pins.pin(kind, key, capability).err();
     assert_eq!(refusal(Kind::Cma, key(&old), &old.capability), Some(Refusal::Released));
     let new = table.register(cma(memory().0)).expect("open");
@@ -92,7 +92,7 @@ fn pins_whose_end_nobody_saw_are_held_for_ever() {
     let table = Arc::new(Table::default());
     let (memory, alive) = memory();
     let reference = table.register(cma(memory)).expect("open");
-    let mut pins = Pins::new(table.clone(), 0);
+    let mut pins = Pins::new(table.clone(), 0, None);
     pins.pin(Kind::Cma, key(&reference), &reference.capability)
         .expect("pinned");
     drop(pins);

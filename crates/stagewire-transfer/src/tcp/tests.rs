@@ -72,7 +72,7 @@ async fn say(lane: &Lane, bytes: &[u8]) -> std::io::Result<()> {
 async fn owner_of(service: &Arc<Service>) -> Owner {
     let writable = Writable::allocate(LEN as u64).expect("memory");
     let table = Arc::new(Table::default());
-    let session = Session::local(table.clone());
+    let session = Session::local(table.clone(), std::process::id());
     // Pin 0 is read-only, pin 1 writable; pin 2 is being written by its owner.
     let mut growing = vec![0; LEN];
     let base = std::ptr::NonNull::from(growing.as_mut_slice()).cast();
