@@ -70,13 +70,14 @@ impl Read {
 
 const LINE: usize = 64;
 
-/// Into the cache behind the first one: there is more room for what is under way.
+/// Into the first cache. Into the second one only, some processors (AMD's EPYC of 2024) do not fetch from time to time what is
+/// in the third: rows of 256 bytes then come at 6 GB/s for as long as a process lives, instead of 19.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn fetch(at: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     // SAFETY: a hint, which may name any address.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
 }
 
 /// Other processors are left to themselves.
