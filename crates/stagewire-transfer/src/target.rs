@@ -18,7 +18,7 @@ use stagewire_core::Device;
 use crate::budget::Spent;
 use crate::buffer::Buffer;
 use crate::copy::Written;
-use crate::{Extent, ExtentMut, TargetError};
+use crate::{Extent, ExtentMut, ExtentWriter, Memory, TargetError};
 
 /// Pause between two looks whether a target is idle.
 const IDLE_PAUSE: Duration = Duration::from_micros(200);
@@ -44,6 +44,7 @@ enum Keep {
     Owner(#[expect(dead_code, reason = "held, never looked at")] Arc<dyn Any + Send + Sync>),
     Private(#[expect(dead_code, reason = "held, never looked at")] Buffer),
     Extent(ExtentMut),
+    Writer(ExtentWriter),
 }
 
 // SAFETY: the bytes have no thread affinity (contract of `new`; the other kinds are plain memory), and who touches
@@ -229,6 +230,15 @@ impl From<ExtentMut> for Target {
     }
 }
 
+/// Bytes that others may already reach, to be filled again and again, as [`Target::rewritable`] says. A reader that is told
+/// of them before they are filled, or still reads them when they are filled anew, gets some of both.
+impl From<ExtentWriter> for Target {
+    fn from(writer: ExtentWriter) -> Self {
+        let (ptr, len) = (writer.as_ptr(), writer.len());
+        Self::from_parts(ptr, len, Device::Cpu, Keep::Writer(writer)).rewritable()
+    }
+}
+
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Target({} bytes)", self.len())
@@ -236,6 +246,13 @@ impl fmt::Debug for Target {
 }
 
 impl Inner {
+    /// Whether some of its bytes are some of this memory, which only those of an open extent can be.
+    fn is_shared_with(&self, memory: &Memory) -> bool {
+        let Keep::Writer(writer) = &self.keep else { return false };
+        let (begin, other) = (writer.as_ptr().addr().get() as u64, memory.as_ptr().addr().get() as u64);
+        begin < other.saturating_add(memory.len()) && other < begin.saturating_add(writer.len())
+    }
+
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -305,6 +322,21 @@ mod tests {
         target.reset().expect("idle");
         assert!(target.slice(0..1).is_err());
         assert!(matches!(target.slice(0..101), Err(TargetError::OutOfBounds { .. })));
+    }
+
+    #[tokio::test]
+    async fn an_open_extent_is_filled_again_and_again() {
+        let arena = crate::Arena::new(stagewire_core::ByteCount(1 << 20));
+        let (extent, writer) = arena.allocate(10).expect("room").open();
+        let target = Target::from(writer);
+        for byte in [1_u8, 2] {
+            let source = crate::Memory::from(crate::Borrowed::from(vec![byte; 10]));
+            target.fill(&source).await.expect("it is rewritable");
+            assert_eq!(extent.bytes(), None, "it may be filled again");
+            assert!(target.as_slice().is_err());
+        }
+        drop(target);
+        assert_eq!(extent.bytes(), Some(&[2; 10][..]));
     }
 
     #[test]

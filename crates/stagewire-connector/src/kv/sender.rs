@@ -378,7 +378,7 @@ impl Inner {
     fn leave(&self, room: RoomId, attempt: Attempt, failure: Failure, told: bool) {
         let reader = self.receivers.reader(attempt.0, attempt.1);
         self.receivers.leaves(attempt.0, attempt.1);
-        self.scratch.free_all(|gathered| *gathered == attempt);
+        self.scratch.free_of(attempt);
         let found = self.rooms().find(room, attempt);
         let Found::Room(cell) = found else { return };
         if let known::Reader::Reads { rank, destination } = reader
@@ -390,7 +390,7 @@ impl Inner {
     }
 
     fn confirm(&self, room: RoomId, attempt: Attempt, generation: u64) -> Answer {
-        self.scratch.free_all(|gathered| *gathered == attempt);
+        self.scratch.free_of(attempt);
         let cell = self.rooms().read_by(room, attempt);
         let confirmed = match cell {
             Some(cell) => cell.change(|room| room.confirm(attempt, generation)),
@@ -416,7 +416,7 @@ impl Inner {
     }
 
     fn lose(&self, receiver: ReceiverId, failure: &Failure) {
-        self.scratch.free_all(|gathered| gathered.0 == receiver);
+        self.scratch.forget(receiver);
         let cells = self.rooms().cells();
         for cell in cells {
             cell.change(|room| room.lose(receiver, failure));
@@ -440,6 +440,7 @@ impl Inner {
                     inner.close();
                     return;
                 }
+                inner.scratch.trim();
                 for (receiver, rank) in inner.receivers.forget_silent(&heartbeat) {
                     let peer = shown_receiver(rank, receiver);
                     inner.lose(receiver, &failure::silent(peer, heartbeat.limit(), None));

@@ -189,6 +189,16 @@ pub struct ExtentWriter {
 }
 
 impl ExtentWriter {
+    /// The first byte.
+    pub(crate) fn as_ptr(&self) -> NonNull<u8> {
+        self.range.as_ptr()
+    }
+
+    /// Bytes of the extent.
+    pub(crate) fn len(&self) -> u64 {
+        self.range.len
+    }
+
     /// Copies records from `source` into the extent. Blocks for as long as the copy takes.
     ///
     /// # Errors

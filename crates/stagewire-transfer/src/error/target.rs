@@ -15,6 +15,8 @@ pub enum TargetError {
     Unwritten { start: u64, end: u64 },
     #[error("the memory is on {device}: copy it to the host to look at its bytes")]
     Device { device: Device },
+    #[error("the source is memory of the target itself")]
+    Overlap,
     #[error("cannot allocate {len} bytes of private memory")]
     Memory { len: u64 },
     #[error("the runtime shut down before the copy had ended")]
@@ -24,7 +26,7 @@ pub enum TargetError {
 impl Classify for TargetError {
     fn class(&self) -> ErrorClass {
         match self {
-            Self::OutOfBounds { .. } => ErrorClass::Invalid,
+            Self::OutOfBounds { .. } | Self::Overlap => ErrorClass::Invalid,
             Self::Busy { .. } | Self::Written { .. } | Self::Unwritten { .. } => ErrorClass::Conflict,
             Self::Device { .. } => ErrorClass::Unsupported,
             Self::Memory { .. } => ErrorClass::Exhausted,
@@ -39,6 +41,7 @@ impl Classify for TargetError {
             Self::Written { .. } => "target.written",
             Self::Unwritten { .. } => "target.unwritten",
             Self::Device { .. } => "target.device",
+            Self::Overlap => "target.overlap",
             Self::Memory { .. } => "target.memory",
             Self::Abandoned => "target.abandoned",
         }

@@ -56,6 +56,9 @@ impl Target {
     }
 
     async fn run(&self, plan: Plan, rows: Written, source: &Memory) -> Result<(), TargetError> {
+        if self.inner.is_shared_with(source) {
+            return Err(TargetError::Overlap);
+        }
         let claim = self.claim(rows)?;
         let mover = OutOfMemory { source: source.clone() };
         let filled = copy::run(plan, mover, claim).await;
@@ -119,8 +122,9 @@ struct OutOfMemory {
 
 impl Mover for OutOfMemory {
     unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
-        // SAFETY: the caller proved that the records lie inside both. They do not overlap: what is a target is shown as
-        // memory to nobody, and who made it of borrowed memory promised that nobody reads it now.
+        // SAFETY: the caller proved that the records lie inside both. They do not overlap: `run` has seen to that where others
+        // have the target's memory as well; else it is shown as memory to nobody, or who lent it promised that nobody
+        // reads it now.
         unsafe { copy_records(records, self.source.as_ptr(), dst, large) };
         Ok(())
     }
@@ -132,8 +136,10 @@ impl Mover for OutOfMemory {
 
 #[cfg(test)]
 mod tests {
+    use stagewire_core::ByteCount;
+
     use super::*;
-    use crate::Borrowed;
+    use crate::{Arena, Borrowed};
 
     #[tokio::test]
     async fn all_of_the_source_comes_or_nothing() {
@@ -152,6 +158,21 @@ mod tests {
             assert!(matches!(refused, Err(TargetError::OutOfBounds { .. })), "{refused:?}");
             assert!(longer.as_slice().is_err(), "bytes of a refused copy were shown");
         }
+    }
+
+    #[tokio::test]
+    async fn an_open_extent_is_not_filled_from_itself() {
+        let arena = Arena::new(ByteCount(1 << 20));
+        let (extent, writer) = arena.allocate(100).expect("room").open();
+        let target = Target::from(writer);
+        let part = Memory::from(extent.slice(90, 10).expect("inside"));
+        let refused = target.copy(&[Record::contiguous(0, 0, 10)], &part).await;
+        assert!(
+            matches!(refused, Err(TransferError::Target(TargetError::Overlap))),
+            "{refused:?}"
+        );
+        let other = Memory::from(arena.allocate(100).expect("room").freeze());
+        target.fill(&other).await.expect("other memory");
     }
 
     #[tokio::test]

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use futures::future::BoxFuture;
+use futures::stream::{self, StreamExt, TryStreamExt};
 use stagewire_core::{Device, Failure, Record};
 use stagewire_transfer::{Memory, Pinned, Target, TransferError, TransferOptions};
 
@@ -13,8 +15,11 @@ use super::super::protocol::{Answer, Body};
 use super::room::Running;
 use super::source::{Source, Up};
 
-/// Bytes that go through scratch at a time, unless they are one record's.
-const SCRATCH: u64 = 16 << 20;
+/// Bytes that go through scratch together, unless they are one record's.
+const SCRATCH: u64 = 8 << 20;
+
+/// So often at a time: while some are gathered or spread, others are on their way.
+const AT_A_TIME: usize = 2;
 
 /// Records of one pull, by the side that packs them.
 #[derive(Debug, Default)]
@@ -52,7 +57,7 @@ pub(super) async fn pull(
 ) -> Result<(), Failure> {
     let sides = Sides::of(records);
     let pinned = &up.region(source, region, room.left()).await?.pinned;
-    let rows = async |records: &[Record]| {
+    let rows = &async |records: &[Record]| {
         let pulled = pinned.pull(records, target, options.clone()).await;
         pulled.map_err(|error| source.failed(up, error))
     };
@@ -61,21 +66,25 @@ pub(super) async fn pull(
     }
     let here = portions(&sides.scatter).map(|records| (records, false));
     let there = portions(&sides.gather).map(|records| (records, true));
+    let mut moves: Vec<BoxFuture<'_, Result<(), Failure>>> = Vec::new();
     for (records, is_there) in here.chain(there) {
-        let packed = if is_there {
-            gather(room, (source, up), region, records, target, options).await?
-        } else {
-            let scattered = scatter(room, pinned, records, target, options).await;
-            scattered.map_err(|error| source.failed(up, error))?
-        };
-        if packed {
+        moves.push(Box::pin(async move {
+            let packed = if is_there {
+                gather(room, (source, up), region, records, target, options).await?
+            } else {
+                let scattered = scatter(room, pinned, records, target, options).await;
+                scattered.map_err(|error| source.failed(up, error))?
+            };
+            if !packed {
+                return rows(records).await;
+            }
             let nbytes = records.iter().map(Record::nbytes).sum();
             room.packed.fetch_add(nbytes, Ordering::Relaxed);
-        } else {
-            rows(records).await?;
-        }
+            Ok(())
+        }));
     }
-    Ok(())
+    let moves = stream::iter(moves).buffer_unordered(AT_A_TIME);
+    moves.try_collect().await
 }
 
 /// Records that go through scratch at a time; one that has more bytes goes alone.

@@ -1,33 +1,59 @@
 //! Scratch in which a sender gathers rows for readers whose transport moves runs of bytes only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use stagewire_core::{Classify, Record};
-use stagewire_transfer::{Region, RegisterOptions, Target, Transport};
+use stagewire_transfer::{Arena, Region, RegisterOptions, Target, Transport};
 
 use super::super::RoomId;
 use super::super::outgoing::{Attempt, Outgoing, restarted};
-use super::super::protocol::Answer;
+use super::super::protocol::{Answer, ReceiverId};
 use super::super::sender::Inner;
+use super::super::sender::known::Reader;
 use super::super::sender::room::Cell;
 
 /// Bytes of scratch of one sender.
 const MOST: u64 = 64 << 20;
 
-/// What is gathered and not freed yet.
+/// How long scratch that nobody uses is kept for the receiver that used it.
+const KEPT: Duration = Duration::from_secs(10);
+
+/// Scratch, of which what is free stays registered for a while: what it takes to register memory, and at a reader to learn
+/// how it is reached, is more than a copy takes.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    held: Mutex<BTreeMap<(Attempt, u64), Gathered>>,
+    books: Mutex<Books>,
     nbytes: Arc<AtomicU64>,
     next: AtomicU64,
 }
 
+#[derive(Debug, Default)]
+struct Books {
+    /// What is gathered and not freed yet.
+    gathered: BTreeMap<(Attempt, u64), Piece>,
+    /// What is free, the longest free first.
+    idle: VecDeque<Idle>,
+}
+
+/// Memory of the arena that is registered.
 #[derive(Debug)]
-struct Gathered {
-    _region: Region,
-    _room: Share,
+struct Piece {
+    /// Filled anew for each reader; before the region, so that it is not written any more when that goes.
+    target: Target,
+    region: Region,
+    transport: &'static str,
+    _share: Share,
+}
+
+/// Filled again for the same receiver only: another one might still read what it was told of once.
+#[derive(Debug)]
+struct Idle {
+    receiver: ReceiverId,
+    since: Instant,
+    piece: Piece,
 }
 
 /// A part of the scratch that is taken.
@@ -53,22 +79,98 @@ impl Drop for Share {
 }
 
 impl Scratch {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(Attempt, u64), Gathered>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn free(&self, attempt: Attempt, id: u64) {
-        let gathered = self.lock().remove(&(attempt, id));
-        drop(gathered);
+        self.free_all(|key| *key == (attempt, id));
     }
 
     /// An attempt has ended.
-    pub(super) fn free_all(&self, which: impl Fn(&Attempt) -> bool) {
-        let mut held = self.lock();
-        let gone: Vec<(Attempt, u64)> = held.keys().filter(|(attempt, _)| which(attempt)).copied().collect();
-        let gone: Vec<Gathered> = gone.iter().filter_map(|key| held.remove(key)).collect();
-        drop(held);
-        drop(gone);
+    pub(super) fn free_of(&self, attempt: Attempt) {
+        self.free_all(|key| key.0 == attempt);
+    }
+
+    fn free_all(&self, which: impl Fn(&(Attempt, u64)) -> bool) {
+        let mut books = self.lock();
+        let Books { gathered, idle } = &mut *books;
+        let freed = gathered.extract_if(.., |key, _| which(key));
+        idle.extend(freed.map(|((attempt, _), piece)| Idle {
+            receiver: attempt.0,
+            since: Instant::now(),
+            piece,
+        }));
+    }
+
+    /// A receiver is gone.
+    pub(super) fn forget(&self, receiver: ReceiverId) {
+        let mut books = self.lock();
+        let gathered: Vec<_> = books.gathered.extract_if(.., |key, _| key.0.0 == receiver).collect();
+        let idle = books.take_idle(|idle| idle.receiver == receiver);
+        drop(books);
+        drop((gathered, idle));
+    }
+
+    /// Gives back what nobody has used for long.
+    pub(super) fn trim(&self) {
+        let idle = self.lock().take_idle(|idle| idle.since.elapsed() >= KEPT);
+        drop(idle);
+    }
+
+    /// Free scratch of so many bytes or more, the smallest there is.
+    fn take(&self, receiver: ReceiverId, transport: &str, nbytes: u64) -> Option<Piece> {
+        let mut books = self.lock();
+        let fitting = books.idle.iter().enumerate().filter(|(_, idle)| {
+            let Piece {
+                target, transport: of, ..
+            } = &idle.piece;
+            idle.receiver == receiver && *of == transport && target.len() >= nbytes && target.is_idle()
+        });
+        let (at, _) = fitting.min_by_key(|(_, idle)| idle.piece.target.len())?;
+        books.idle.remove(at).map(|idle| idle.piece)
+    }
+
+    /// New scratch. What is free makes room for it.
+    fn make(&self, arena: &Arena, transport: &dyn Transport, nbytes: u64) -> Option<Piece> {
+        let give_back = || {
+            let oldest = self.lock().idle.pop_front();
+            oldest.map(drop)
+        };
+        let share = loop {
+            match Share::take(&self.nbytes, nbytes) {
+                Some(share) => break share,
+                None => give_back()?,
+            }
+        };
+        let extent = loop {
+            match arena.allocate(nbytes) {
+                Ok(extent) => break extent,
+                Err(_) => give_back()?,
+            }
+        };
+        let (extent, writer) = extent.open();
+        match transport.register(extent.into(), RegisterOptions::default()) {
+            Ok(region) => Some(Piece {
+                target: writer.into(),
+                region,
+                transport: transport.name(),
+                _share: share,
+            }),
+            Err(error) => {
+                tracing::debug!(reason = error.reason(), "scratch could not be registered");
+                None
+            }
+        }
+    }
+}
+
+impl Books {
+    /// Takes what is free. To be dropped not under the lock: a region that goes tells others.
+    fn take_idle(&mut self, which: impl Fn(&Idle) -> bool) -> Vec<Idle> {
+        let (gone, kept): (Vec<Idle>, _) = self.idle.drain(..).partition(which);
+        self.idle = kept.into();
+        gone
     }
 }
 
@@ -102,35 +204,35 @@ impl Inner {
             return Answer::NoScratch;
         };
         let nbytes = rows.iter().map(Record::nbytes).fold(0, u64::saturating_add);
-        let Some(share) = Share::take(&self.scratch.nbytes, nbytes) else {
+        let scratch = &self.scratch;
+        let free = scratch.take(attempt.0, transport.name(), nbytes);
+        let made = || {
+            let arena = self.shared.host().arena();
+            let roomy = nbytes.checked_next_power_of_two().filter(|roomy| *roomy <= MOST);
+            let roomy = roomy.and_then(|roomy| scratch.make(arena, &*transport, roomy));
+            roomy.or_else(|| scratch.make(arena, &*transport, nbytes))
+        };
+        let Some(piece) = free.or_else(made) else {
             return Answer::NoScratch;
         };
-        let Ok(extent) = self.shared.host().arena().allocate(nbytes) else {
-            return Answer::NoScratch;
-        };
-        let scratch = Target::from(extent);
-        if let Err(error) = scratch.copy(&rows, memory).await {
+        if let Err(error) = piece.target.copy(&rows, memory).await {
             tracing::debug!(%error, "rows of a cache could not be gathered");
             return Answer::NoScratch;
         }
         drop(copying);
-        let Ok(extent) = scratch.into_extent() else {
-            return Answer::NoScratch;
-        };
-        match transport.register(extent.into(), RegisterOptions::default()) {
-            Ok(region) => {
-                let id = self.scratch.next.fetch_add(1, Ordering::Relaxed);
-                let reference = region.reference();
-                let gathered = Gathered {
-                    _region: region,
-                    _room: share,
-                };
-                self.scratch.lock().insert((attempt, id), gathered);
-                Answer::Gathered { id, region: reference }
+        let id = scratch.next.fetch_add(1, Ordering::Relaxed);
+        let reference = piece.region.reference();
+        scratch.lock().gathered.insert((attempt, id), piece);
+        // It may have let go meanwhile, and frees nothing any more.
+        match self.receivers.reader(attempt.0, attempt.1) {
+            Reader::Reads { .. } => Answer::Gathered { id, region: reference },
+            Reader::Left => {
+                scratch.free(attempt, id);
+                Answer::Left
             }
-            Err(error) => {
-                tracing::debug!(reason = error.reason(), "scratch could not be registered");
-                Answer::NoScratch
+            Reader::Unknown => {
+                scratch.forget(attempt.0);
+                Answer::Stranger
             }
         }
     }

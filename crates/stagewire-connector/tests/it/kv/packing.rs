@@ -14,7 +14,11 @@ use crate::{PATIENCE, World, all_gone};
 const ARENA: ByteCount = ByteCount(64 << 20);
 const NONE: ByteCount = ByteCount(0);
 
-/// Moves a room, every byte against the oracle. Returns its bytes, and those of them that went through scratch.
+/// So many rooms one after the other, which is more than the pulls of one room from one writer at a time.
+const ROOMS: u64 = 8;
+const AT_A_TIME: u64 = 4;
+
+/// Moves rooms, every byte against the oracle. Returns the bytes of one, and those of them that went through scratch.
 async fn moved(carrier: Carrier, geometries: &crate::world::World, [from, to]: [ByteCount; 2]) -> (u64, u64) {
     let world = World::with(|options| (options.transports, options.arena_limit) = (vec![carrier], to)).await;
     let prefill = world
@@ -26,28 +30,43 @@ async fn moved(carrier: Carrier, geometries: &crate::world::World, [from, to]: [
     let senders = sides::senders(&prefill, geometries, &oracle, false, Heartbeat::default());
     let handles: Vec<_> = senders.iter().map(Sender::handle).collect();
     let decode = sides::receivers(&world.connector, geometries, &oracle, Heartbeat::default());
-    let sent: Vec<_> = senders
-        .iter()
-        .map(|sender| sender.room(1, geometries.seq_len, PATIENCE).expect("a room"))
-        .collect();
-    for room in &sent {
-        sides::announce(room, geometries).expect("right");
+    let registered = || prefill.host().stats().registrations;
+    let (before, mut moved) = (registered(), Vec::new());
+    for number in 1..=ROOMS {
+        let sent: Vec<_> = senders
+            .iter()
+            .map(|sender| sender.room(number, geometries.seq_len, PATIENCE).expect("a room"))
+            .collect();
+        for room in &sent {
+            sides::announce(room, geometries).expect("right");
+        }
+        let (mut nbytes, mut packed) = (0, 0);
+        for rank in &decode {
+            let room = rank.receiver.room(sides::wants(number, geometries, &handles));
+            let room = room.expect("a room");
+            let received = in_time(room.finished()).await.expect("it comes");
+            in_time(room.released()).await;
+            nbytes += received.nbytes;
+            packed += received.packed;
+        }
+        for room in &sent {
+            in_time(room.finished()).await.expect("it went");
+        }
+        sides::check(&decode, &oracle).expect("the right bytes");
+        sides::reset(&decode, &oracle);
+        moved.push((nbytes, packed));
     }
-    let (mut nbytes, mut packed) = (0, 0);
-    for rank in &decode {
-        let room = rank.receiver.room(sides::wants(1, geometries, &handles));
-        let received = in_time(room.expect("a room").finished()).await.expect("it comes");
-        nbytes += received.nbytes;
-        packed += received.packed;
-    }
-    for room in &sent {
-        in_time(room.finished()).await.expect("it went");
-    }
-    sides::check(&decode, &oracle).expect("the right bytes");
-    drop((sent, senders, decode));
+    moved.dedup();
+    assert_eq!(moved.len(), 1, "the rooms are the same: {moved:?}");
+    let (made, most) = (registered() - before, (senders.len() * decode.len()) as u64 * AT_A_TIME);
+    assert!(
+        made <= most,
+        "scratch that is free was not used again: {made} registrations"
+    );
+    drop((senders, decode));
     all_gone(&prefill).await;
     all_gone(&world.connector).await;
-    (nbytes, packed)
+    moved[0]
 }
 
 #[tokio::test(flavor = "multi_thread")]

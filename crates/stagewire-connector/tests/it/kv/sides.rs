@@ -175,6 +175,13 @@ pub(crate) fn wants(room: u64, world: &World, handles: &[SenderHandle]) -> RoomS
     spec
 }
 
+/// As before the first room.
+pub(crate) fn reset(ranks: &[DecodeRank], oracle: &Oracle<'_>) {
+    for (key, pages) in ranks.iter().flat_map(|rank| &rank.pages) {
+        pages.write(0, &oracle.dst[key].0);
+    }
+}
+
 /// Every byte is the right one, or untouched.
 pub(crate) fn check(ranks: &[DecodeRank], oracle: &Oracle<'_>) -> Result<(), String> {
     let expected = oracle.expected();
