@@ -15,12 +15,13 @@ mod shape;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use stagewire_core::{ByteCount, Incarnation};
 use stagewire_transfer::probe::{Probe, Room};
-use stagewire_transfer::{Host, HostOptions};
+use stagewire_transfer::{Host, HostOptions, Mooncake};
 use uuid::Uuid;
 
 use self::owner::{Memory, Owner};
@@ -54,9 +55,11 @@ struct Bench<'a> {
     report: Report,
     /// Rows there are, for who asks for none of them.
     offered: RefCell<BTreeSet<String>>,
-    host: std::sync::Arc<Host>,
+    host: Arc<Host>,
     owner: Owner,
     probe: Probe,
+    /// Once it is started.
+    ours: Option<Arc<Mooncake>>,
 }
 
 /// Memory of the reader for one size.
@@ -82,6 +85,7 @@ pub(super) async fn run(options: &Options, output: &Output) -> Result<Report, Fa
         host: host.await?,
         owner: Owner::spawn(&dir)?,
         probe: Probe::start().context("cannot start a thread")?,
+        ours: None,
     };
     let (sizes, shapes) = if options.quick {
         (&QUICK_SIZES[..], &QUICK_SHAPES[..])
@@ -96,6 +100,9 @@ pub(super) async fn run(options: &Options, output: &Output) -> Result<Report, Fa
     bench.nixl(sizes).await.context("nixl")?;
     bench.idle().await.context("idle cost")?;
     bench.owner.end().await?;
+    if let Some(ours) = bench.ours.take() {
+        ours.shutdown().await;
+    }
     bench.host.shutdown().await;
     bench.report.of(options.only.as_deref(), bench.offered.into_inner())
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use stagewire_core::Record;
-use stagewire_transfer::{ConnectOptions, Mooncake, MooncakeOptions, Network, Target, TransferOptions};
+use stagewire_transfer::{ConnectOptions, Network, Target, TransferOptions};
 
 use super::network::network_options;
 use super::owner::Memory;
@@ -73,9 +73,8 @@ impl Bench<'_> {
                 .skip("cma idle, pin blocked for 3 s".to_owned(), "cpu", error.to_string()),
         }
         blocked.push((Memory::Borrowed, network.tcp(), true));
-        let mooncake = Mooncake::start(network.clone(), MooncakeOptions::default()).await?;
         self.owner.mooncake().await?;
-        blocked.push((Memory::Borrowed, mooncake.clone(), true));
+        blocked.push((Memory::Borrowed, self.ours().await?, true));
         for (memory, transport, pulls) in blocked {
             let what = if pulls { "pull" } else { "pin" };
             let case = format!("{} idle, {what} blocked for 3 s", transport.name());
@@ -104,7 +103,6 @@ impl Bench<'_> {
             ensure!(outcome.is_err(), "a stopped process has answered");
             self.report.count(case, "cpu", spent.as_secs_f64() * 1e3, "ms", IDLE);
         }
-        mooncake.shutdown().await;
         network.shutdown().await;
         self.owner.release().await
     }

@@ -93,13 +93,23 @@ impl Bench<'_> {
                 .await
                 .with_context(|| size_name(size))?;
         }
-        engines.ours.shutdown().await;
         engines.client.end().await;
         engines.server.end().await;
         Ok(())
     }
 
-    async fn engines(&self, python: &Path) -> anyhow::Result<Result<Engines, String>> {
+    /// This process's end of our own transport, of which a host has one.
+    pub(super) async fn ours(&mut self) -> anyhow::Result<Arc<Mooncake>> {
+        if let Some(ours) = &self.ours {
+            return Ok(ours.clone());
+        }
+        let network = Network::start(self.host.clone(), network_options(false)).await?;
+        let ours = Mooncake::start(network, MooncakeOptions::default()).await?;
+        self.ours = Some(ours.clone());
+        Ok(ours)
+    }
+
+    async fn engines(&mut self, python: &Path) -> anyhow::Result<Result<Engines, String>> {
         let server = match Driver::spawn(python, "mooncake", &["server"]).await? {
             Ok(server) => server,
             Err(why) => return Ok(Err(why)),
@@ -108,8 +118,7 @@ impl Bench<'_> {
             Ok(client) => client,
             Err(why) => return Ok(Err(why)),
         };
-        let network = Network::start(self.host.clone(), network_options(false)).await?;
-        let ours = Mooncake::start(network, MooncakeOptions::default()).await?;
+        let ours = self.ours().await?;
         Ok(Ok(Engines { server, client, ours }))
     }
 
