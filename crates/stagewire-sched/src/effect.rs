@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use stagewire_core::{Attempt, Failure, Handover, Incarnation, JobId, Member, PayloadId, Progress, StageName, Token};
 
-use crate::{Checkpoint, Event, OutputSpec, PayloadInfo};
+use crate::{Checkpoint, Choice, Event, OutputSpec, PayloadInfo};
 
 /// What follows from an input.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -57,6 +57,8 @@ pub enum Effect {
     Evict { worker: Incarnation, failure: Failure },
     /// Tell those who watch the job.
     Job(JobNotice),
+    /// Write down why the offer of this decision went where it did.
+    Chosen(Box<Choice>),
 }
 
 /// An attempt that a worker may take.

@@ -16,7 +16,8 @@
 //! *Order.* Classes share the workers of a stage by weight, in predicted seconds, and none of them starves: the module
 //! `share` states the bound. Inside a class what is due first goes first, otherwise what was submitted first. A job that
 //! has not begun by its queue deadline is dropped. Of the free workers of a work queue, one near what the job reads is
-//! preferred, at a price and never by waiting for it: the module `affinity`.
+//! preferred, at a price and never by waiting for it: the module `affinity`. Both choices are those of a [`Policy`], which
+//! can be another one ([`Sched::with_policy`]); what it chose, and from what, goes out as [`Effect::Chosen`].
 //!
 //! *Non-guarantees.* Effects may get lost, and a stage function may run more than once: it is its output that counts
 //! once.
@@ -92,6 +93,7 @@ mod job;
 mod limits;
 mod near;
 mod place;
+mod policy;
 mod queue;
 mod ranked;
 mod refusal;
@@ -119,6 +121,7 @@ pub use job::{
 };
 pub use limits::Limits;
 pub use place::Place;
+pub use policy::{Candidate, Cheapest, Choice, Contender, FairShare, Ordering, Policy, Routing, TurnOf};
 pub use refusal::Refusal;
 pub use sched::{ByteCredit, RestoreError, Sched, Snapshot};
 pub use tally::{JobTally, StageTally};

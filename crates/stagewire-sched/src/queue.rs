@@ -20,7 +20,7 @@ pub(crate) struct Rank {
     /// The job has not begun.
     pub(crate) new: bool,
     fresh: bool,
-    due: Timestamp,
+    pub(crate) due: Timestamp,
     number: u64,
     pub(crate) job: JobId,
     /// What its time depends on.

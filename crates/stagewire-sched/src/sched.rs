@@ -35,7 +35,7 @@ use crate::share::Shares;
 use crate::topology::StageIndex;
 use crate::volume::Volume;
 use crate::{
-    Counters, Decision, Event, Holder, Input, Job, JobTally, Limits, Output, PayloadInfo, Refusal, StageTally,
+    Counters, Decision, Event, Holder, Input, Job, JobTally, Limits, Output, PayloadInfo, Policy, Refusal, StageTally,
     Topology, Worker,
 };
 
@@ -74,6 +74,8 @@ pub struct Sched {
     volumes: Vec<Volume>,
     /// Who is next, by stage.
     shares: Vec<Shares>,
+    /// Who chooses where the rules leave a choice.
+    policy: Policy,
     counters: Counters,
 }
 
@@ -88,6 +90,7 @@ impl Sched {
             estimates: vec![Estimate::default(); topology.stages().len()],
             volumes: vec![Volume::default(); topology.stages().len()],
             shares: vec![Shares::new(topology.classes().len()); topology.stages().len()],
+            policy: Policy::default(),
             topology,
             limits,
             epoch: Epoch::default(),
@@ -101,6 +104,12 @@ impl Sched {
             stopping: BTreeMap::new(),
             counters: Counters::default(),
         }
+    }
+
+    /// The same, where another policy chooses from now on.
+    #[must_use]
+    pub fn with_policy(self, policy: Policy) -> Self {
+        Self { policy, ..self }
     }
 
     /// What follows from an input. Reads only.

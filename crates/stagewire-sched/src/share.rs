@@ -45,8 +45,10 @@ pub(crate) struct Shares {
 /// The class that starts a job next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn {
+    /// It is not owed a start.
+    pub(crate) in_turn: bool,
     /// How many turns it gets until then.
-    turns: i64,
+    pub(crate) turns: i64,
     /// How many classes are asked until then in the last round; the one whose turn it is comes last.
     distance: usize,
     pub(crate) class: usize,
@@ -63,23 +65,28 @@ impl Shares {
 
     /// Who is next. Reads only, so that deciding and applying come to the same.
     pub(crate) fn next(&self, classes: &[ClassSpec], heads: &Heads) -> Option<Turn> {
-        let turn = |class: usize| {
+        self.turns(classes, heads).min()
+    }
+
+    /// When each class that has jobs starts one, were it not for the others: the least is next.
+    pub(crate) fn turns(&self, classes: &[ClassSpec], heads: &Heads) -> impl Iterator<Item = Turn> {
+        (0..classes.len()).filter_map(move |class| {
             let missing = cost(heads[class]?) - self.credit[class];
-            let distance = self.distance(class);
-            if missing <= 0 && class == self.turn {
-                let (turns, distance) = (0, 0);
-                return Some(Turn { turns, distance, class });
-            }
-            let quantum = quantum(&classes[class]);
-            let turns = ((missing + quantum - 1) / quantum).max(1);
-            Some(Turn { turns, distance, class })
-        };
-        let owed = |class: &usize| self.owed[*class] > 0 && heads[*class].is_some();
-        if let Some(class) = (0..classes.len()).find(owed) {
-            let (turns, distance) = (0, 0);
-            return Some(Turn { turns, distance, class });
-        }
-        (0..classes.len()).filter_map(turn).min()
+            let owed = self.owed[class] > 0;
+            let (turns, distance) = if owed || (missing <= 0 && class == self.turn) {
+                (0, 0)
+            } else {
+                let quantum = quantum(&classes[class]);
+                let turns = ((missing + quantum - 1) / quantum).max(1);
+                (turns, self.distance(class))
+            };
+            Some(Turn {
+                in_turn: !owed,
+                turns,
+                distance,
+                class,
+            })
+        })
     }
 
     /// Gives every class that has jobs its turns until then, and takes the price of its first job from the one that is

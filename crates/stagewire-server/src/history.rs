@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stagewire_core::{JobId, StageName, Timestamp};
+use stagewire_sched::Choice;
 use tokio::sync::Notify;
 
 use crate::note::{Note, NoteId, NoteKind, ProgressNote};
@@ -25,6 +26,8 @@ struct State {
     /// The newest progress of each stage that runs, with the version in which it came.
     progress: BTreeMap<StageName, (u64, ProgressNote)>,
     version: u64,
+    /// Why each stage was offered last to whom. Known to this server alone: it is not journaled.
+    choices: BTreeMap<StageName, Arc<Choice>>,
     /// Where the present life of the job begins among the notes.
     life: usize,
     /// No more will come: the job has ended, or was forgotten.
@@ -126,6 +129,15 @@ impl History {
         state.progress.insert(stage, (version, note));
         drop(state);
         self.changed.notify_waiters();
+    }
+
+    pub(crate) fn chose(&self, choice: Choice) {
+        lock(&self.state).choices.insert(choice.stage.clone(), Arc::new(choice));
+    }
+
+    /// Why each stage was offered last to whom.
+    pub(crate) fn choices(&self) -> Vec<Arc<Choice>> {
+        lock(&self.state).choices.values().cloned().collect()
     }
 
     /// When the job was submitted, or redriven last.

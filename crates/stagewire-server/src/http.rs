@@ -2,6 +2,7 @@
 
 mod attempts;
 mod body;
+mod choices;
 mod dead_letters;
 mod error;
 mod events;

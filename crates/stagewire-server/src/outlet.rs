@@ -59,6 +59,7 @@ impl Outlet {
                 Holder::Store => return self.store.release(payload),
             },
             Effect::Evict { worker, failure } => return self.workers.evict(worker, &failure),
+            Effect::Chosen(choice) => return self.histories.of(choice.token.job).chose(*choice),
             // The driver has made it a note.
             Effect::Job(_) => return,
         };

@@ -343,7 +343,7 @@ impl Cluster<'_> {
             }
             // Its workers take no checkpoints.
             Effect::Yield { .. } => {}
-            Effect::Accepted { .. } | Effect::Drain { .. } | Effect::Evict { .. } => {}
+            Effect::Accepted { .. } | Effect::Drain { .. } | Effect::Evict { .. } | Effect::Chosen(_) => {}
         }
     }
 

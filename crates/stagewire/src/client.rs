@@ -19,8 +19,8 @@ use crate::exit::{Exit, Fault};
 
 pub(crate) use events::Events;
 pub(crate) use types::{
-    Artefact, DeadLetter, DeadLetters, Event, Input, Job, JobList, JobResult, ParamSpec, Pipeline, PoolWorker, Pools,
-    Position, Stats, Waiting,
+    Artefact, Choice, ChoiceClass, ChoiceWorker, DeadLetter, DeadLetters, Event, Input, Job, JobList, JobResult,
+    ParamSpec, Pipeline, PoolWorker, Pools, Position, Stats, Waiting,
 };
 
 /// Why a call to the server failed.

@@ -131,7 +131,7 @@ impl Sched {
                 limit: self.topology.spec(stage).max_held,
             };
         }
-        if let Some((first, ..)) = self.turn(stage)
+        if let Some((first, ..)) = self.first_job(stage)
             && let Some(credit) = self.byte_credit()
             && !self.has_bytes(stage, &first)
         {

@@ -9,7 +9,7 @@ use crate::queue::Rank;
 use crate::share::{Heads, Turn};
 use crate::topology::{ClassIndex, StageIndex};
 use crate::worker::Worker;
-use crate::{Decision, Effect, Event, Offer, OfferEnd, OfferInput, Refusal};
+use crate::{Candidate, Choice, Contender, Decision, Effect, Event, Offer, OfferEnd, OfferInput, Refusal, TurnOf};
 
 impl Sched {
     /// One offer, or a batch of them, if some stage has work, a worker and a credit. Stages near the end come first: they
@@ -19,20 +19,26 @@ impl Sched {
             return None;
         }
         let stages = self.topology.upstream_first().iter().rev();
-        let (stage, rank, worker) = stages.copied().find_map(|stage| {
+        let (stage, rank, turn) = stages.copied().find_map(|stage| {
             if self.index.queues[stage.get()].free.is_empty() {
                 return None;
             }
-            let rank = self.next_job(stage)?;
-            Some((stage, rank, self.best_worker(stage, &rank)?))
+            let (rank, turn) = self.next_job(stage)?;
+            Some((stage, rank, turn))
         })?;
         if let Some(awaits) = self.await_maker(now, stage, &rank) {
             return Some(awaits);
         }
+        let (candidates, chosen) = self.route(stage, &rank)?;
+        let Candidate { worker, used, .. } = candidates[chosen];
         let companions = self.companions(stage, &rank, worker);
         let batch = u32::try_from(1 + companions.len()).ok()?;
+        let along = companions.into_iter().filter_map(|other| {
+            let only = self.candidate(stage, &other, self.source(stage, other.job), used, worker)?;
+            Some((other, TurnOf::Along(rank.job), vec![only], 0))
+        });
         let mut plan = Plan::new(self, now);
-        for rank in std::iter::once(rank).chain(companions) {
+        for (rank, turn, candidates, chosen) in std::iter::once((rank, turn, candidates, chosen)).chain(along) {
             let job = self.jobs.get(&rank.job)?;
             let token = Token {
                 epoch: self.epoch,
@@ -47,30 +53,75 @@ impl Sched {
                 price: self.estimates[stage.get()].predict(rank.shape),
                 nbytes: self.predict_bytes(stage, rank.shape),
                 batch,
-                steps: self.steps_to(stage, rank.job, worker),
+                steps: candidates[chosen].steps,
             };
             plan.begin(token, stage, worker, event);
+            plan.effect(Effect::Chosen(Box::new(Choice {
+                token,
+                stage: self.topology.name(stage).clone(),
+                turn,
+                candidates,
+                chosen,
+            })));
         }
         Some(plan.decision)
     }
 
-    /// The job that the stage takes next, if it may take one.
-    fn next_job(&self, stage: StageIndex) -> Option<Rank> {
+    /// The job that the stage takes next, if it may take one, and why that one.
+    fn next_job(&self, stage: StageIndex) -> Option<(Rank, TurnOf)> {
+        let oldest = || Some((self.stuck_job(stage)?, TurnOf::Oldest));
         if !self.has_credit(stage) {
-            return self.stuck_job(stage).filter(|_| self.topology.has_joins());
+            return oldest().filter(|_| self.topology.has_joins());
         }
-        let (rank, ..) = self.turn(stage)?;
+        let (rank, contenders, chosen) = self.first_job(stage)?;
         if self.has_bytes(stage, &rank) {
-            Some(rank)
+            Some((rank, TurnOf::Class { contenders, chosen }))
         } else {
             // What is held drains as long as anything runs of a job that holds some, and what stops gives its bytes back.
             let drains = self.index.going > 0 || self.index.stopping_bytes > 0;
-            self.stuck_job(stage).filter(|_| !drains)
+            oldest().filter(|_| !drains)
         }
     }
 
-    /// The job that comes first at the stage, and the turn in which it does.
+    /// The job that comes first at the stage, as the policy has it, and the classes that it was chosen from.
+    pub(super) fn first_job(&self, stage: StageIndex) -> Option<(Rank, Vec<Contender>, usize)> {
+        let heads = self.heads(stage)?;
+        let (classes, queue) = (self.topology.classes(), &self.index.queues[stage.get()]);
+        let contender = |turn: Turn| {
+            let first = queue.first(ClassIndex::new(turn.class))?;
+            Some(Contender {
+                class: classes[turn.class].name.clone(),
+                job: first.job,
+                due: first.due,
+                predicted: heads[turn.class]?,
+                turns: turn.turns.unsigned_abs(),
+                owed: !turn.in_turn,
+                turn,
+            })
+        };
+        let turns = self.shares[stage.get()].turns(classes, &heads);
+        let mut contenders: Vec<Contender> = turns.filter_map(contender).collect();
+        contenders.sort_unstable_by_key(|one| one.turn);
+        let last = contenders.len().checked_sub(1)?;
+        let chosen = self
+            .policy
+            .ordering
+            .next(self.topology.name(stage), &contenders)
+            .min(last);
+        let first = *queue.first(ClassIndex::new(contenders[chosen].turn.class))?;
+        Some((first, contenders, chosen))
+    }
+
+    /// The job that comes first in a fair share of the stage, and the turn in which it does.
     pub(super) fn turn(&self, stage: StageIndex) -> Option<(Rank, Turn, Heads)> {
+        let heads = self.heads(stage)?;
+        let turn = self.shares[stage.get()].next(self.topology.classes(), &heads)?;
+        let first = self.index.queues[stage.get()].first(ClassIndex::new(turn.class))?;
+        Some((*first, turn, heads))
+    }
+
+    /// What the first job of each class is predicted to take; `None` where nothing waits.
+    fn heads(&self, stage: StageIndex) -> Option<Heads> {
         let queue = &self.index.queues[stage.get()];
         if queue.since.is_empty() {
             return None;
@@ -80,8 +131,7 @@ impl Sched {
             let first = queue.first(class).filter(|first| self.may_begin(first));
             heads[class.get()] = first.map(|first| self.estimates[stage.get()].predict(first.shape));
         }
-        let turn = self.shares[stage.get()].next(self.topology.classes(), &heads)?;
-        Some((*queue.first(ClassIndex::new(turn.class))?, turn, heads))
+        Some(heads)
     }
 
     /// Whether the job may be dispatched: while the pipeline is paused, those that have begun.

@@ -21,6 +21,7 @@ mod negative;
 mod offers;
 mod pause;
 mod payloads;
+mod policy;
 mod preempt;
 mod random;
 mod restart;

@@ -11,12 +11,12 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use stagewire_core::{Classify, Incarnation, JobId, Timestamp};
-use stagewire_sched::{IdempotencyKey, Input, Job, JobState, Outcome, Phase, Sched, StageRun, Urgency};
+use stagewire_sched::{Choice, IdempotencyKey, Input, Job, JobState, Outcome, Phase, Sched, StageRun, Urgency};
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::error::ApiError;
-use super::{App, Shared, attempts, body, query, waiting};
+use super::{App, Shared, attempts, body, choices, query, waiting};
 use crate::driver::DriveError;
 use crate::inputs::Pins;
 use crate::nearest::known;
@@ -232,9 +232,14 @@ pub(super) async fn cancel(State(app): Shared, Path(job): Path<String>) -> Resul
 }
 
 pub(super) async fn show_job(app: &App, job: JobId) -> Result<Value, ApiError> {
+    let choices = app
+        .histories
+        .get(job)
+        .map(|history| history.choices())
+        .unwrap_or_default();
     let json = app
         .driver
-        .look(move |sched, now| sched.job(job).map(|found| full(sched, now, found)));
+        .look(move |sched, now| sched.job(job).map(|found| full(sched, now, found, &choices)));
     json.await?.ok_or_else(|| ApiError::unknown_job(&job.to_string()))
 }
 
@@ -285,7 +290,7 @@ pub(super) fn losses(job: &Job) -> Value {
     })
 }
 
-fn full(sched: &Sched, now: Timestamp, job: &Job) -> Value {
+fn full(sched: &Sched, now: Timestamp, job: &Job, choices: &[Arc<Choice>]) -> Value {
     let names = Names::of(sched);
     let mut json = summary(job, &names);
     json["params"] = serde_json::from_str(job.params()).unwrap_or_default();
@@ -306,6 +311,7 @@ fn full(sched: &Sched, now: Timestamp, job: &Job) -> Value {
     }
     let waiting = sched.explain(now, job.id());
     json["waiting"] = waiting.iter().map(|waiting| waiting::json(waiting, &names)).collect();
+    json["choices"] = choices.iter().map(|choice| choices::json(choice, &names)).collect();
     let url = format!("/v1/jobs/{}", job.id());
     json["links"] = json!({
         "events": format!("{url}/events"),

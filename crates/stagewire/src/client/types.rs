@@ -23,8 +23,49 @@ pub(crate) struct Job {
     /// What it waits for.
     #[serde(default)]
     pub(crate) waiting: Vec<Waiting>,
+    /// Why its stages were offered to whom.
+    #[serde(default)]
+    pub(crate) choices: Vec<Choice>,
     #[serde(flatten)]
     rest: Map<String, Value>,
+}
+
+/// Why a stage was offered to the worker that got it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Choice {
+    pub(crate) stage: String,
+    pub(crate) because: String,
+    /// Of a job that came along in a batch, whose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) along: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) classes: Vec<ChoiceClass>,
+    pub(crate) workers: Vec<ChoiceWorker>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// A class with a job that could have started.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ChoiceClass {
+    pub(crate) class: String,
+    pub(crate) predicted_ns: u64,
+    pub(crate) turns: u64,
+    pub(crate) owed: bool,
+    pub(crate) chosen: bool,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// A worker that could have got it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ChoiceWorker {
+    pub(crate) worker: String,
+    pub(crate) used: u32,
+    pub(crate) slots: u32,
+    pub(crate) steps: Option<u32>,
+    pub(crate) cost_ns: u64,
+    pub(crate) chosen: bool,
 }
 
 /// One thing that a job waits for.

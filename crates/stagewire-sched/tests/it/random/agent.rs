@@ -115,7 +115,7 @@ impl Agent {
                 self.tasks.remove(&token);
                 self.holding.retain(|_, owner| *owner != token);
             }
-            Effect::Drain { .. } | Effect::Evict { .. } | Effect::Job(_) => (),
+            Effect::Drain { .. } | Effect::Evict { .. } | Effect::Chosen(_) | Effect::Job(_) => (),
         }
     }
 

@@ -448,6 +448,6 @@ fn addressee(effect: &Effect) -> Option<Incarnation> {
             holder: Holder::Worker(worker),
             ..
         } => Some(*worker),
-        Effect::Release { .. } | Effect::Job(_) => None,
+        Effect::Release { .. } | Effect::Chosen(_) | Effect::Job(_) => None,
     }
 }

@@ -215,7 +215,7 @@ impl World {
                 payload,
             } => return self.release(*payload),
             Effect::Evict { worker, .. } => return self.evict(*worker),
-            Effect::Job(_) => return,
+            Effect::Job(_) | Effect::Chosen(_) => return,
         };
         if let Some(session) = self.server.sessions.get(&worker).copied() {
             let slow = self.agents.get(&worker).map_or(Duration::ZERO, |agent| agent.slow);

@@ -154,7 +154,7 @@ impl World {
                     self.scrap(incarnation, token);
                 }
             }
-            Effect::Drain { .. } | Effect::Evict { .. } | Effect::Job(_) => {}
+            Effect::Drain { .. } | Effect::Evict { .. } | Effect::Chosen(_) | Effect::Job(_) => {}
         }
     }
 
