@@ -3,6 +3,7 @@
 mod fetch;
 mod lifecycle;
 mod output;
+mod steps;
 mod work;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -47,6 +48,10 @@ enum Next {
     /// A machine will be taken away.
     Warn(usize, u64),
     Take(usize, u64),
+    /// An attempt has come to a step boundary.
+    Step(usize, Token),
+    /// A worker has heard that an attempt should yield.
+    Yield(usize, Token),
     /// A worker says that an attempt has stopped.
     Stopped(Incarnation, Token),
     Sample,
@@ -208,6 +213,8 @@ impl Cluster<'_> {
                 Next::Begin(place, token) => self.begin_attempt(place, token),
                 Next::First(place, token) => self.first_made(place, token),
                 Next::Computed(place, token) => self.computed(place, token),
+                Next::Step(place, token) => self.step(place, token),
+                Next::Yield(place, token) => self.ask(place, token),
                 Next::Finish(place, token) => self.finish(place, token),
                 Next::Flows => self.flows_done(),
                 Next::Attach(place) => self.attach(place),
@@ -341,8 +348,11 @@ impl Cluster<'_> {
                 self.left -= 1;
                 self.progress = self.now;
             }
-            // Its workers take no checkpoints.
-            Effect::Yield { .. } => {}
+            Effect::Yield { worker, token, .. } => {
+                if let Some(place) = self.by_worker.get(&worker).copied() {
+                    self.agenda.put(heard, Next::Yield(place, token));
+                }
+            }
             Effect::Accepted { .. } | Effect::Drain { .. } | Effect::Evict { .. } | Effect::Chosen(_) => {}
         }
     }

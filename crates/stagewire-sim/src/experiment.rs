@@ -112,6 +112,17 @@ pub struct Stage {
     pub first: f64,
     /// How it is handed on.
     pub mode: TransferMode,
+    /// Where its attempts can stop, and go on elsewhere.
+    pub checkpoints: Option<Checkpoints>,
+}
+
+/// Step boundaries at which an attempt that is asked to yields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Checkpoints {
+    /// Steps of an attempt that begins at the beginning, all of the same time.
+    pub steps: u32,
+    /// What goes on from one attempt to the next, through the store.
+    pub nbytes: ByteCount,
 }
 
 /// What carries the bytes, in bytes per second. A flow gets a fair part of whatever it shares.
@@ -209,6 +220,7 @@ impl Experiment {
             streams: false,
             first: 1.0 - rest.as_secs_f64() / time.as_secs_f64(),
             mode: TransferMode::P2p,
+            checkpoints: None,
         };
         Some(Self {
             stages: vec![fused],

@@ -42,7 +42,9 @@ mod report;
 mod service;
 
 pub use agenda::{Agenda, Appointment};
-pub use experiment::{Arrival, Arrivals, Class, Deaths, Experiment, Layout, Network, SimError, Spot, Stage};
+pub use experiment::{
+    Arrival, Arrivals, Checkpoints, Class, Deaths, Experiment, Layout, Network, SimError, Spot, Stage,
+};
 pub use plan::{Trial, fewest};
 pub use random::Random;
 pub use record::JobRecord;

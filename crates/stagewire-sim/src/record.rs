@@ -55,6 +55,10 @@ pub(crate) struct Run {
     pub(crate) puts_that_waited: u64,
     /// Workers that were lost.
     pub(crate) deaths: u64,
+    /// Attempts that have yielded.
+    pub(crate) yields: u64,
+    /// Steps that were not done again, as an attempt went on from a checkpoint.
+    pub(crate) steps_saved: u64,
     /// Events of the scheduler.
     pub(crate) events: u64,
     /// All of them and their times in one number: the same seed gives the same one.
@@ -98,6 +102,8 @@ impl Run {
             moved: 0,
             puts_that_waited: 0,
             deaths: 0,
+            yields: 0,
+            steps_saved: 0,
             events: 0,
             hash: 0,
             resident: 0,
@@ -106,6 +112,11 @@ impl Run {
 
     pub(crate) fn note(&mut self, at: Timestamp, event: &Event) {
         self.events += 1;
+        match event {
+            Event::AttemptYielded { .. } => self.yields += 1,
+            Event::AttemptGranted { saved, .. } => self.steps_saved += saved,
+            _ => (),
+        }
         let bytes =
             postcard::to_stdvec(&(self.hash, at, event)).expect("events have nothing that postcard cannot encode");
         self.hash = xxh3_64(&bytes);

@@ -41,6 +41,10 @@ pub struct Report {
     pub puts_that_waited: u64,
     /// Workers that were lost.
     pub deaths: u64,
+    /// Attempts that have yielded, to a job of another class or as their machine was taken away.
+    pub yields: u64,
+    /// Steps that were not done again, as an attempt went on from a checkpoint.
+    pub steps_saved: u64,
     /// Events of the scheduler.
     pub events: u64,
     /// All of them and their times in one number, in hexadecimal.
@@ -156,6 +160,8 @@ impl Report {
             moved_bytes: run.moved,
             puts_that_waited: run.puts_that_waited,
             deaths: run.deaths,
+            yields: run.yields,
+            steps_saved: run.steps_saved,
             events: run.events,
             event_hash: format!("{:016x}", run.hash),
             names: experiment

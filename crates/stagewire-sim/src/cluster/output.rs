@@ -49,13 +49,20 @@ impl Cluster<'_> {
         self.complete(place, token, Some(ResultInfo::default()));
     }
 
-    /// Writes the output to the store, once that has room.
-    fn put(&mut self, place: usize, token: Token) {
-        let stage = self.places[place].stage;
-        let nbytes = self.experiment.stages[stage].output.0;
-        let Some(worker) = self.places[place].worker else {
+    /// What an attempt puts into the store: its checkpoint, where it yields, and else its output.
+    pub(super) fn put_bytes(&self, place: usize, yields: bool) -> u64 {
+        let stage = &self.experiment.stages[self.places[place].stage];
+        let checkpoint = stage.checkpoints.filter(|_| yields);
+        checkpoint.map_or(stage.output, |checkpoints| checkpoints.nbytes).0
+    }
+
+    /// Writes the output, or the checkpoint, to the store, once that has room.
+    pub(super) fn put(&mut self, place: usize, token: Token) {
+        let (Some(worker), Some(task)) = (self.places[place].worker, self.task(place, token)) else {
             return;
         };
+        let yields = task.yields;
+        let nbytes = self.put_bytes(place, yields);
         if !self.has_room(nbytes) {
             self.run.puts_that_waited += 1;
             self.puts.push_back((place, token));
@@ -66,8 +73,11 @@ impl Cluster<'_> {
         self.flows.insert(flow, (place, token, Leg::Put));
     }
 
-    /// The output is in the store.
+    /// What was put is in the store.
     pub(super) fn put_done(&mut self, place: usize, token: Token) {
+        if self.task(place, token).is_some_and(|task| task.yields) {
+            return self.yielded(place, token);
+        }
         self.publish(place, token, End::Store, true);
         self.complete(place, token, None);
     }
@@ -122,7 +132,8 @@ impl Cluster<'_> {
     pub(super) fn free_store(&mut self, nbytes: u64) {
         self.stored -= nbytes;
         while let Some((place, token)) = self.puts.front().copied() {
-            if !self.has_room(self.experiment.stages[self.places[place].stage].output.0) {
+            let yields = self.task(place, token).is_some_and(|task| task.yields);
+            if !self.has_room(self.put_bytes(place, yields)) {
                 break;
             }
             self.puts.pop_front();
@@ -130,7 +141,7 @@ impl Cluster<'_> {
         }
     }
 
-    fn has_room(&self, nbytes: u64) -> bool {
+    pub(super) fn has_room(&self, nbytes: u64) -> bool {
         let capacity = self.experiment.store_capacity.map_or(u64::MAX, |capacity| capacity.0);
         // What is larger than the store would wait for ever.
         self.stored == 0 || self.stored.saturating_add(nbytes) <= capacity

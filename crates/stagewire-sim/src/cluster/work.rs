@@ -27,6 +27,14 @@ pub(super) struct Task {
     pub(super) computed: bool,
     pub(super) over: bool,
     pub(super) output: Option<PayloadId>,
+    /// Steps that are done, those of the attempts before it included.
+    pub(super) done: u64,
+    /// From one step boundary to the next.
+    pub(super) step: Duration,
+    /// It was asked to stop at its next step boundary.
+    pub(super) asked: bool,
+    /// It has stopped there, and puts its checkpoint into the store.
+    pub(super) yields: bool,
 }
 
 impl Task {
@@ -52,10 +60,19 @@ impl Cluster<'_> {
         let stage = self.places[place].stage;
         let scale = self.jobs.get(&token.job).map_or(1.0, |job| self.run.jobs[*job].scale);
         let time = self.experiment.stages[stage].time.mul_f64(scale);
-        let service = time.mul_f64(self.service.log_normal(self.experiment.spread));
+        let mut service = time.mul_f64(self.service.log_normal(self.experiment.spread));
+        let (mut inputs, mut done) = (offer.inputs, 0);
+        if let (Some(kept), Some(checkpoints)) = (offer.checkpoint, self.experiment.stages[stage].checkpoints) {
+            done = kept.progress.done;
+            service = service.mul_f64(1.0 - done as f64 / f64::from(checkpoints.steps));
+            inputs.push(OfferInput {
+                stage: offer.stage,
+                payload: kept.payload,
+            });
+        }
         let task = Task {
             token,
-            inputs: offer.inputs,
+            inputs,
             first: 0,
             rest: 0,
             unmade: Vec::new(),
@@ -66,6 +83,10 @@ impl Cluster<'_> {
             computed: false,
             over: false,
             output: None,
+            done,
+            step: Duration::ZERO,
+            asked: false,
+            yields: false,
         };
         self.places[place].busy_since.get_or_insert(self.now);
         self.places[place].tasks.push(task);
@@ -97,6 +118,11 @@ impl Cluster<'_> {
         for task in tasks {
             (task.began, task.service, task.computing) = (*now, service, true);
             agenda.put(*now + service, Next::Computed(place, task.token));
+            if let Some(checkpoints) = spec.checkpoints {
+                let left = u64::from(checkpoints.steps) - task.done;
+                task.step = service.div_f64(left as f64);
+                agenda.put(*now + task.step, Next::Step(place, task.token));
+            }
             if spec.streams {
                 let first = service / spec.chunks;
                 agenda.put(*now + first, Next::First(place, task.token));
@@ -105,7 +131,7 @@ impl Cluster<'_> {
     }
 
     pub(super) fn computed(&mut self, place: usize, token: Token) {
-        if let Some(task) = self.task(place, token) {
+        if let Some(task) = self.task(place, token).filter(|task| !task.yields) {
             task.computed = true;
             if task.rest == 0 {
                 self.finish_in_time(place, token);
@@ -173,7 +199,7 @@ impl Cluster<'_> {
             self.links.stop(self.now, flow);
             self.flows.remove(&flow);
             if leg == Leg::Put {
-                self.free_store(self.experiment.stages[self.places[place].stage].output.0);
+                self.free_store(self.put_bytes(place, task.yields));
             }
         }
         self.puts.retain(|waiting| *waiting != (place, token));

@@ -56,6 +56,8 @@ struct ClassFile {
     scale: f64,
     slo_s: Option<f64>,
     queue_deadline_s: Option<f64>,
+    #[serde(default)]
+    preempts: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -191,12 +193,15 @@ fn class(file: &ClassFile) -> Result<Class, SimError> {
     let key = |key: &str| format!("{key} of class {name}");
     let duration = |name: &str, value: Option<f64>| value.map(|value| positive(&key(name), value)).transpose();
     let queue_deadline = duration("queue-deadline-s", file.queue_deadline_s)?;
+    let preempted =
+        |other: &String| StageName::new(other).map_err(|error| wrong(&key("preempts"), other, &error.to_string()));
     Ok(Class {
         share: number(&key("share"), file.share, 0.0, 1e6)?,
         scale: number(&key("scale"), file.scale, 1e-6, 1e6)?,
         slo: duration("slo-s", file.slo_s)?,
         spec: ClassSpec {
             queue_deadline,
+            preempts: file.preempts.iter().map(preempted).collect::<Result<_, _>>()?,
             ..ClassSpec::new(name, file.weight)
         },
     })

@@ -2,4 +2,5 @@
 
 mod faults;
 mod simulate;
+mod steps;
 mod together;

@@ -5,9 +5,11 @@ use stagewire_core::{ByteCount, StageName, TransferMode};
 use stagewire_sched::{StageKind, StageSpec};
 
 use super::{known, number, one, positive, unit, wrong};
-use crate::experiment::{NEVER, SimError, Stage};
+use crate::experiment::{Checkpoints, NEVER, SimError, Stage};
 use crate::service::Measured;
 
+/// Steps of an attempt, at most.
+const MOST_STEPS: u32 = 10_000;
 /// Ranks of a group, and attempts of a batch, at most.
 const MOST_TOGETHER: u32 = 256;
 
@@ -32,6 +34,8 @@ pub(super) struct StageFile {
     streams: bool,
     mode: Option<TransferMode>,
     max_held: Option<u32>,
+    checkpoint_steps: Option<u32>,
+    checkpoint_bytes: Option<ByteCount>,
 }
 
 pub(super) fn stages(files: &[StageFile], measured: &Measured) -> Result<Vec<Stage>, SimError> {
@@ -63,10 +67,15 @@ impl StageFile {
         };
         let (chunks, mode) = (self.chunks.max(1), self.mode.unwrap_or(TransferMode::P2p));
         self.check_together(kind, chunks, mode)?;
+        let output = self
+            .output_bytes
+            .unwrap_or(ByteCount(known_times.map_or(0, |known| known.1)));
+        let checkpoints = self.checkpoints(kind, output)?;
         Ok(Stage {
             spec: StageSpec {
                 kind,
                 no_progress: NEVER,
+                checkpoint: checkpoints.is_some(),
                 ..StageSpec::new(name)
             },
             after: self.after(before)?,
@@ -76,14 +85,39 @@ impl StageFile {
             batch_cost: number(&self.key("batch-cost"), self.batch_cost, 0.0, 1.0)?,
             max_held: self.max_held,
             time: positive(&self.key("time-s"), time)?,
-            output: self
-                .output_bytes
-                .unwrap_or(ByteCount(known_times.map_or(0, |known| known.1))),
+            output,
             chunks,
             streams: self.streams,
             first: 1.0 / f64::from(chunks),
             mode,
+            checkpoints,
         })
+    }
+
+    /// Checkpoints are as large as the output, unless the file says otherwise.
+    fn checkpoints(&self, kind: StageKind, output: ByteCount) -> Result<Option<Checkpoints>, SimError> {
+        let Some(steps) = self.checkpoint_steps else {
+            return match self.checkpoint_bytes {
+                Some(nbytes) => {
+                    let must = "left out without checkpoint-steps";
+                    Err(wrong(&self.key("checkpoint-bytes"), &nbytes.0.to_string(), must))
+                }
+                None => Ok(None),
+            };
+        };
+        let key = self.key("checkpoint-steps");
+        if !(2..=MOST_STEPS).contains(&steps) {
+            return Err(wrong(&key, &steps.to_string(), &format!("2 to {MOST_STEPS}")));
+        }
+        if kind != StageKind::Admission || self.streams {
+            let must = "left out at a stage of kind work-queue, and where its output streams";
+            return Err(wrong(&key, &steps.to_string(), must));
+        }
+        let nbytes = self.checkpoint_bytes.unwrap_or(output);
+        if nbytes.0 == 0 {
+            return Err(wrong(&self.key("checkpoint-bytes"), "0", "more than that"));
+        }
+        Ok(Some(Checkpoints { steps, nbytes }))
     }
 
     /// What the scheduler does not have: batches of admitted jobs, groups at a work queue. And streams, which have chunks

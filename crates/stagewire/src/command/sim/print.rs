@@ -28,11 +28,12 @@ pub(super) fn reports(reports: &[Report], output: &Output) -> Result<(), Fault> 
         let rows: Vec<_> = report.stages.iter().map(stage_row).collect();
         output.table(["STAGE", "WORKERS", "DONE", "USED"], &rows)?;
         output.data(format_args!(
-            "held at most {}, moved {}, {} puts waited for room, {} workers lost, {} events, hash {}\n",
+            "held at most {}, moved {}, {} puts waited for room, {} workers lost, {}{} events, hash {}\n",
             bytes(report.peak_resident_bytes),
             bytes(report.moved_bytes),
             report.puts_that_waited,
             report.deaths,
+            yields(report),
             report.events,
             report.event_hash
         ))?;
@@ -41,6 +42,14 @@ pub(super) fn reports(reports: &[Report], output: &Output) -> Result<(), Fault> 
         compare(disaggregated, colocated, output)?;
     }
     Ok(())
+}
+
+/// Said where any attempt has yielded.
+fn yields(report: &Report) -> String {
+    match report.yields {
+        0 => String::new(),
+        yields => format!("{yields} attempts yielded and {} steps saved, ", report.steps_saved),
+    }
 }
 
 fn compare(disaggregated: &Report, colocated: &Report, output: &Output) -> Result<(), Fault> {
