@@ -7,6 +7,7 @@ use uuid::Uuid;
 use crate::by_id::Lookup;
 use crate::job::{Job, Phase, StageSet};
 use crate::queue::{Queue, Rank};
+use crate::ranked::Ranked;
 use crate::tally::Pool;
 use crate::timers::{Timer, Timers};
 use crate::topology::{ClassIndex, StageIndex, Topology};
@@ -25,7 +26,7 @@ pub(crate) struct Index {
     /// Live payloads by who holds them.
     held_by: BTreeSet<(Holder, PayloadId)>,
     /// Jobs that have not ended, the oldest first.
-    pub(crate) active: BTreeSet<(u64, JobId)>,
+    pub(crate) active: Ranked<(u64, JobId)>,
     /// Those of them that hold a credit, a checkpoint or what is kept for several jobs, the oldest first.
     pub(crate) holding: BTreeSet<(u64, JobId)>,
     /// How many of those are offered or run.
@@ -245,7 +246,7 @@ impl Index {
             timers: Timers::default(),
             payloads: Lookup::new(),
             held_by: BTreeSet::new(),
-            active: BTreeSet::new(),
+            active: Ranked::default(),
             holding: BTreeSet::new(),
             going: 0,
             active_bytes: 0,

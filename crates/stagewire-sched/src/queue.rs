@@ -61,7 +61,7 @@ pub(crate) struct Queue {
     /// Jobs whose payload of this stage is held or being made.
     pub(crate) held: u32,
     /// Since when each that waits does.
-    pub(crate) since: BTreeSet<(Timestamp, u64)>,
+    pub(crate) since: Ranked<(Timestamp, u64)>,
     /// All numbers but the oldest, which is the first of `since`.
     pub(crate) tally: StageTally,
     pub(crate) pool: Pool,
@@ -81,7 +81,7 @@ impl Queue {
             free: BTreeSet::new(),
             near: reads.then(Near::default),
             held: 0,
-            since: BTreeSet::new(),
+            since: Ranked::default(),
             tally: StageTally::default(),
             pool: Pool::default(),
             paused: BTreeSet::new(),

@@ -4,7 +4,8 @@ use std::fmt;
 const WIDTH: usize = 32;
 
 /// A sorted set that also knows how many of its items come before a given one: a B+ tree whose branches count what is
-/// below them. Every operation takes time in proportion to the logarithm of its size at its largest.
+/// below them. Every operation takes time in proportion to the logarithm of its size at its largest. What grows at its end,
+/// as queues and deadlines do, costs less than in a set of the standard library, which looks at each key on the way there.
 #[derive(Clone)]
 pub(crate) struct Ranked<T>(Node<T>);
 
@@ -74,6 +75,11 @@ impl<T: Ord + Copy> Ranked<T> {
 
     pub(crate) fn len(&self) -> usize {
         self.0.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        // A branch without items goes.
+        matches!(&self.0, Node::Leaf(items) if items.is_empty())
     }
 
     /// In order.
@@ -217,6 +223,7 @@ mod tests {
                 prop_assert!(ranked.remove(&item));
             }
             prop_assert_eq!(ranked.len(), 0);
+            prop_assert!(ranked.is_empty());
         }
     }
 

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 
 use stagewire_core::{Incarnation, JobId, Timestamp, Token};
 
+use crate::ranked::Ranked;
 use crate::topology::StageIndex;
 
 /// What is due first.
@@ -78,7 +79,7 @@ pub(crate) struct Timers {
     /// [`Timer::Offer`], which are few, as they are answered at once.
     offers: BTreeSet<(Timestamp, JobId, StageIndex)>,
     /// [`Timer::Attempt`], which are set anew with each renewal.
-    attempts: BTreeSet<(Timestamp, JobId, StageIndex)>,
+    attempts: Ranked<(Timestamp, JobId, StageIndex)>,
     /// [`Timer::Stop`], which are few, and long.
     stops: BTreeSet<(Timestamp, Incarnation, Token)>,
 }

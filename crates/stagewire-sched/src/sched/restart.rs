@@ -22,7 +22,7 @@ impl Sched {
             return Err(Refusal::Epoch { epoch, current });
         }
         let mut plan = Plan::after_restart(self, now);
-        for (_, id) in &self.index.active {
+        for (_, id) in self.index.active.iter() {
             let Some(job) = self.jobs.get(id) else { continue };
             let offers = job.stages.iter().filter_map(|run| match &run.phase {
                 Phase::Offered(offer) => Some(offer.token),
