@@ -67,6 +67,12 @@ impl Pairs {
         self.reference.push(reference.as_secs_f64());
     }
 
+    /// Beside so many times the reference.
+    pub(crate) fn with_reference_times(mut self, factor: f64) -> Self {
+        self.reference.iter_mut().for_each(|seconds| *seconds *= factor);
+        self
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.value.len()
     }
