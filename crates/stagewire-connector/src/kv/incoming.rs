@@ -170,11 +170,23 @@ impl Incoming {
         }
     }
 
+    /// The part of a [`Step::Pull`], and what else of its chunk is missing: other components, so other bytes.
+    pub(super) fn parts(&self, rank: u32) -> Vec<Part> {
+        let Some(mut ahead) = self.writers.get(&rank).cloned() else {
+            return Vec::new();
+        };
+        let Some(part) = ahead.part() else {
+            return Vec::new();
+        };
+        ahead.enter_taken(&part);
+        let other = ahead.missing(part.chunk);
+        std::iter::once(part).chain(other).collect()
+    }
+
     /// All bytes of a part have come.
     pub(super) fn taken(&mut self, rank: u32, part: &Part) {
         if let Some(writer) = self.writers.get_mut(&rank) {
-            let parts = part.components.iter().map(|&component| (part.chunk, component));
-            writer.taken.extend(parts);
+            writer.enter_taken(part);
             writer.go_on();
         }
     }
@@ -301,6 +313,11 @@ impl Writer {
     fn part(&self) -> Option<Part> {
         let chunks = u32::try_from(self.bounds.len().saturating_sub(1)).unwrap_or(u32::MAX);
         (self.begun..chunks).find_map(|chunk| self.missing(chunk))
+    }
+
+    fn enter_taken(&mut self, part: &Part) {
+        let parts = part.components.iter().map(|&component| (part.chunk, component));
+        self.taken.extend(parts);
     }
 
     /// Forgets the parts of chunks that have come whole.

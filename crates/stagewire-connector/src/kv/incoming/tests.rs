@@ -126,7 +126,15 @@ fn a_first_chunk_after_what_is_here_fails_the_room() {
 fn take(room: &mut Incoming) -> Vec<(u32, Vec<u32>)> {
     let mut taken = Vec::new();
     while let Step::Pull(part) = room.step(0) {
+        let together = room.parts(0);
+        assert!(together.starts_with(std::slice::from_ref(&part)), "{together:?}");
         room.taken(0, &part);
+        // What could be pulled with it is what comes next in the same chunk.
+        let next = match room.step(0) {
+            Step::Pull(next) if next.chunk == part.chunk => vec![next],
+            _ => Vec::new(),
+        };
+        assert_eq!(together[1..], next);
         taken.push((part.chunk, part.components));
     }
     taken

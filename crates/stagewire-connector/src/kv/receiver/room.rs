@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::future::{join_all, maybe_done};
+use futures::future::{join_all, maybe_done, try_join_all};
 use futures::stream::FuturesUnordered;
 use stagewire_core::Failure;
 use stagewire_kv::Pair;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::super::incoming::{Incoming, Step};
+use super::super::incoming::{Incoming, Part, Step};
 use super::super::protocol::{Answer, Body};
 use super::super::sender::shown;
 use super::super::{Phase, RoomId, failure};
@@ -285,6 +285,13 @@ impl Running {
         }
     }
 
+    async fn take_part(&self, rank: u32, source: &Source, part: Part, tables: &[Arc<Vec<i64>>]) -> Result<(), Failure> {
+        let nbytes = self.pulls.count(pull::pull(self, rank, source, &part, tables)).await?;
+        self.nbytes.fetch_add(nbytes, Ordering::Relaxed);
+        self.change(|state| state.taken(rank, &part));
+        Ok(())
+    }
+
     /// Does what is to be done next, again and again.
     async fn take(&self, rank: u32, source: &Source) {
         let mut states = self.state.subscribe();
@@ -296,14 +303,17 @@ impl Running {
             match step {
                 Step::Wait => {}
                 Step::Over => return,
-                Step::Pull(part) => {
-                    let tables = self.state.borrow().tables(rank).map(<[_]>::to_vec).unwrap_or_default();
-                    match self.pulls.count(pull::pull(self, rank, source, &part, &tables)).await {
-                        Ok(nbytes) => {
-                            self.nbytes.fetch_add(nbytes, Ordering::Relaxed);
-                            self.change(|state| state.taken(rank, &part));
-                        }
-                        Err(failure) => return self.fail_by(rank, failure),
+                Step::Pull(_) => {
+                    let (parts, tables) = {
+                        let state = self.state.borrow();
+                        let tables = state.tables(rank).map(<[_]>::to_vec).unwrap_or_default();
+                        (state.parts(rank), tables)
+                    };
+                    let pulls = parts
+                        .into_iter()
+                        .map(|part| self.take_part(rank, source, part, &tables));
+                    if let Err(failure) = try_join_all(pulls).await {
+                        return self.fail_by(rank, failure);
                     }
                 }
                 Step::Confirm { generation } => {

@@ -14,9 +14,10 @@ use crate::{PATIENCE, World, all_gone};
 const ARENA: ByteCount = ByteCount(64 << 20);
 const NONE: ByteCount = ByteCount(0);
 
-/// So many rooms one after the other, which is more than the pulls of one room from one writer at a time.
-const ROOMS: u64 = 8;
-const AT_A_TIME: u64 = 4;
+/// Pulls of one room from one writer at a time: of two parts, four each. Each of them may need scratch.
+const AT_A_TIME: u64 = 2 * 4;
+/// So many rooms one after the other, each of which pulls much more often than once.
+const ROOMS: u64 = 2 * AT_A_TIME;
 
 /// Moves rooms, every byte against the oracle. Returns the bytes of one, and those of them that went through scratch.
 async fn moved(carrier: Carrier, geometries: &crate::world::World, [from, to]: [ByteCount; 2]) -> (u64, u64) {
