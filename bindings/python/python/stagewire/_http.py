@@ -47,8 +47,8 @@ class Event:
         id: Where to go on: `Job.events` with ``after=event.id`` gives what comes next.
         seq: Number of the event within the job. Progress has the number of the event before it.
         type: ``submitted``, ``queued``, ``position``, ``offered``, ``running``, ``progress``, ``published``,
-            ``chunk``, ``checkpointed``, ``yielding``, ``yielded``, ``cached``, ``stage_done``, ``requeued``, ``cancelling``,
-            ``succeeded``, ``failed`` or ``cancelled``; newer servers may have more.
+            ``chunk``, ``checkpointed``, ``yielding``, ``yielded``, ``cached``, ``stage_done``, ``requeued``,
+            ``cancelling``, ``succeeded``, ``failed`` or ``cancelled``; newer servers may have more.
         at_ns: When, in nanoseconds since the Unix epoch.
         stage: The stage it happened to; empty for the job as a whole.
         progress: How far the stage has come, where that is what happened.
