@@ -29,6 +29,7 @@ mod session;
     missing_docs,
     clippy::allow_attributes,
     clippy::allow_attributes_without_reason,
+    clippy::large_enum_variant,
     reason = "generated from the protobuf file, whose comments document it"
 )]
 pub mod v1;

@@ -348,6 +348,9 @@ pub struct Output {
     pub chunks: u32,
     #[prost(uint32, tag = "4")]
     pub chunk_dim: u32,
+    /// Most bytes of all its tensors; 0 is no bound.
+    #[prost(uint64, tag = "5")]
+    pub max_nbytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Cancel {

@@ -35,8 +35,9 @@ pub struct StageSpec {
     /// Payloads of this stage that may be held at once, those being made included. At this bound the stage is not
     /// dispatched. Of no effect for a last stage.
     pub max_held: u32,
-    /// What the first output of a shape is taken to have, at most. `None` goes by what the stage has made before, or by a
-    /// share of [`Limits::payload_bytes`](crate::Limits::payload_bytes). Of no effect for a last stage.
+    /// Most bytes of an output, which is also what the first one of a shape is taken to have: a worker publishes none that is
+    /// larger. `None` goes by what the stage has made before, or by a share of
+    /// [`Limits::payload_bytes`](crate::Limits::payload_bytes). Of no effect for a last stage.
     pub max_payload: Option<ByteCount>,
     /// A running attempt that reports no progress for so long is lost.
     pub no_progress: Duration,
@@ -103,6 +104,8 @@ pub struct OutputSpec {
     pub chunks: u32,
     /// Dimension that the chunks are cut along.
     pub chunk_dim: u32,
+    /// Most bytes of all its tensors.
+    pub max_nbytes: Option<ByteCount>,
 }
 
 /// Position of a stage in [`Topology::stages`].
@@ -249,7 +252,7 @@ impl Topology {
 
     /// How a worker of this stage hands over its output; `None` for an unknown stage.
     pub fn output(&self, name: &StageName) -> Option<OutputSpec> {
-        self.find(name)?;
+        let stage = self.find(name)?;
         let edges = || self.edges.iter().filter(|edge| edge.from == *name);
         let (chunks, chunk_dim) = edges()
             .find_map(|edge| match edge.flow {
@@ -262,6 +265,7 @@ impl Topology {
             stored: edges().any(|edge| edge.mode == TransferMode::Store),
             chunks,
             chunk_dim,
+            max_nbytes: self.spec(stage).max_payload,
         })
     }
 

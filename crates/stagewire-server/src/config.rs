@@ -46,7 +46,7 @@ pub use skips::Skips;
 /// world = 1                         # processes of each worker, which run every attempt together; admission only, with one slot
 /// max-batch = 1                     # jobs of one shape that a worker runs together; work queues only, with one slot
 /// max-held = 16                     # payloads not yet released, above which the stage gets no more work
-/// max-payload = "16MiB"             # what the first one of a shape is taken to have
+/// max-payload = "16MiB"             # most bytes of one, which the first one of a shape is taken to have
 /// no-progress = "300s"              # a running attempt without progress for so long is lost
 /// max-attempts = 1                  # failures of the stage's own code before the job fails
 /// backoff = "1s"                    # after a failure the stage waits for so long at most, twice as long with each
@@ -133,7 +133,8 @@ pub struct Stage {
     pub max_batch: u32,
     /// `max-held`: payloads not yet released above which the stage gets no more work, default 16.
     pub max_held: u32,
-    /// `max-payload`: bytes that the first output of a shape is taken to have, default a share of `store-bytes`.
+    /// `max-payload`: most bytes of an output, which the first one of a shape is taken to have; default no bound, and a share of
+    /// `store-bytes`.
     pub max_payload: Option<ByteCount>,
     /// `no-progress`: silence after which a running attempt is lost, default 300 s.
     pub no_progress: Duration,

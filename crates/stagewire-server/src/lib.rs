@@ -41,9 +41,10 @@
 //! | `GET /healthz`, `GET /readyz` | 200 where the server lives; where every stage has a worker, else 503 |
 //!
 //! An event's data is `{"seq", "at_ns", "type", "stage", "attempt", "worker", …}`; `type` is `submitted`, `queued`,
-//! `offered`, `running`, `progress` (with `progress`), `published` (with `payload`), `chunk` (with `handover`),
-//! `stage_done`, `requeued` and `failed` (with `failure`), `cancelling`, `succeeded`, `cancelled` or `redriven`. Progress carries no
-//! event id: it is a level, of which a watcher that comes late sees only the newest.
+//! `position` (with `position`), `offered`, `running`, `progress` (with `progress`), `published` and `cached` (with `payload`),
+//! `chunk` (with `handover`), `stage_done`, `requeued` and `failed` (with `failure`), `cancelling`, `succeeded`, `cancelled`
+//! or `redriven`. Progress and positions carry no event id: they are levels, of which a watcher that comes late sees only
+//! the newest.
 //!
 //! ```
 //! use stagewire_server::{Config, RunDir, Server, ServerOptions};

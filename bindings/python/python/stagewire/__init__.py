@@ -7,6 +7,7 @@
 * `stagewire.mooncake.EngineTransport`: moves tensors between hosts over Mooncake's transfer engine.
 * `stagewire.kv`: KV caches between engines of different tensor-parallel size, planned and moved.
 * `Client`, `AsyncClient`: submit jobs to a server, follow them, fetch what they made.
+* `Orchestrator`: serves a pipeline from within a program, for as long as that wants it.
 * `stagewire.errors`: one exception class for each class of error.
 * ``python -m stagewire.worker``: runs one stage; ``stagewire up`` starts it.
 
@@ -26,6 +27,7 @@ from .stages import Artefact, Payload, Result, Stage, stage
 
 if TYPE_CHECKING:
     from .client import AsyncClient, Client
+    from .orchestrator import Orchestrator
 
 __all__ = [
     "Artefact",
@@ -35,6 +37,7 @@ __all__ = [
     "Client",
     "Context",
     "Input",
+    "Orchestrator",
     "Payload",
     "Result",
     "Stage",
@@ -46,7 +49,7 @@ __all__ = [
     "stage",
 ]
 
-_LAZY = {"AsyncClient": "client", "Client": "client"}
+_LAZY = {"AsyncClient": "client", "Client": "client", "Orchestrator": "orchestrator"}
 _MODULES = {"checkpointing", "client", "conformance", "diffusion", "kv", "local", "modular", "mooncake", "pipeline"}
 
 

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use stagewire_api::AttachError;
-use stagewire_core::{Classify, ErrorClass, Failure, SchemaError, StageName, Token};
+use stagewire_core::{ByteCount, Classify, ErrorClass, Failure, SchemaError, StageName, Token};
 
 use crate::error::chain;
 use crate::{ConsumeError, PublishError, PutError, StartError};
@@ -126,6 +126,16 @@ pub enum TaskError {
         stage: StageName,
         source: SchemaError,
     },
+    #[error(
+        "the output of attempt {token} of stage {stage} has {nbytes}, and at most {limit} are allowed: raise \"max-payload\" \
+         of the stage, or make less of it"
+    )]
+    TooLarge {
+        token: Token,
+        stage: StageName,
+        nbytes: ByteCount,
+        limit: ByteCount,
+    },
     #[error("the output of attempt {token} was not published")]
     Publish { token: Token, source: Box<PublishError> },
     #[error("the output of attempt {token} did not get into the store")]
@@ -154,6 +164,7 @@ impl Classify for TaskError {
             | Self::WhichInput { .. }
             | Self::NoCheckpoint { .. }
             | Self::NoCheckpoints { .. }
+            | Self::TooLarge { .. }
             | Self::NotOpen { .. }
             | Self::AlreadyOpen { .. } => ErrorClass::Invalid,
             Self::Consume { source, .. } => source.class(),
@@ -176,6 +187,7 @@ impl Classify for TaskError {
             Self::Put { source, .. } => source.reason(),
             Self::Checkpoint { source, .. } => source.reason(),
             Self::NoCheckpoint { .. } | Self::NoCheckpoints { .. } => "task.checkpoint",
+            Self::TooLarge { .. } => "payload.max_payload",
             Self::NotOpen { .. } | Self::AlreadyOpen { .. } => "task.output",
             Self::Ended { .. } => "task.ended",
             Self::Refused { .. } => "attempt.refused",
@@ -188,6 +200,9 @@ impl Classify for TaskError {
             Self::Put { source, .. } => source.details(),
             Self::Checkpoint { source, .. } => source.details(),
             Self::Refused { failure, .. } => failure.details.clone(),
+            Self::TooLarge { nbytes, limit, .. } => [("nbytes", nbytes), ("limit", limit)]
+                .map(|(name, bytes)| (name.to_owned(), bytes.0.to_string()))
+                .into(),
             _ => BTreeMap::new(),
         }
     }

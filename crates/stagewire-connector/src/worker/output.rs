@@ -1,5 +1,5 @@
 use stagewire_api::{WireError, v1};
-use stagewire_core::{Chunking, Entry, EntryValue, Manifest, PayloadKind, SchemaError, TensorSpec};
+use stagewire_core::{ByteCount, Chunking, Entry, EntryValue, Manifest, PayloadKind, SchemaError, TensorSpec};
 use stagewire_transfer::Memory;
 
 /// What an attempt produced: a named bundle and its memory.
@@ -56,6 +56,8 @@ pub struct OutputPlan {
     pub stored: bool,
     /// How it is cut; `None` is whole. A tensor with fewer elements along the dimension gives fewer chunks.
     pub chunking: Option<Chunking>,
+    /// Most bytes of all its tensors.
+    pub max_nbytes: Option<ByteCount>,
 }
 
 impl OutputPlan {
@@ -70,6 +72,7 @@ impl OutputPlan {
             publish: output.publish,
             stored: output.stored,
             chunking,
+            max_nbytes: (output.max_nbytes > 0).then_some(ByteCount(output.max_nbytes)),
         })
     }
 }
@@ -101,6 +104,7 @@ mod tests {
             publish: true,
             stored: false,
             chunking: Some(Chunking::new(dim, count)?),
+            max_nbytes: None,
         };
         let output = Output::tensor(PayloadKind::Latent, "x", spec, memory);
         output.manifest(&plan).map(|manifest| manifest.chunks())

@@ -207,7 +207,7 @@ impl Task {
     /// Publishes an output whose chunks are still being computed. The offer's plan says how it is cut.
     ///
     /// # Errors
-    /// [`TaskError::Output`] where the tensors cannot be cut as planned, [`TaskError::Publish`],
+    /// [`TaskError::Output`] where the tensors cannot be cut as planned, [`TaskError::TooLarge`], [`TaskError::Publish`],
     /// [`TaskError::AlreadyOpen`], [`TaskError::Cancelled`], [`TaskError::Ended`].
     pub fn open(&self, output: Output) -> Result<(), TaskError> {
         self.state.while_running(|| ())?;
@@ -219,6 +219,15 @@ impl Task {
                 stage: self.worker.stage.clone(),
                 source,
             })?;
+        let nbytes = manifest.nbytes();
+        if let Some(limit) = self.offered.output.max_nbytes.filter(|limit| nbytes > *limit) {
+            return Err(TaskError::TooLarge {
+                token,
+                stage: self.worker.stage.clone(),
+                nbytes,
+                limit,
+            });
+        }
         let mut place = lock(&self.output);
         if place.is_some() {
             return Err(TaskError::AlreadyOpen { token });

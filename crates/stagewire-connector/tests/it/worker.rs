@@ -215,6 +215,7 @@ async fn a_stream_is_announced_with_its_first_chunk() {
         stored: false,
         chunks: 4,
         chunk_dim: 0,
+        max_nbytes: 0,
     };
     let task = deployment.task(offer(1, vec![], plan)).await;
     assert!(matches!(task.ready(0), Err(TaskError::NotOpen { .. })));
@@ -255,6 +256,7 @@ async fn a_failing_stream_tells_its_consumer_and_the_server() {
         stored: false,
         chunks: 4,
         chunk_dim: 0,
+        max_nbytes: 0,
     };
     let task = deployment.task(offer(1, vec![], plan)).await;
     task.open(output(vec![1; 8])).expect("it can be cut in 4");

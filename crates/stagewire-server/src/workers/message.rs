@@ -25,6 +25,7 @@ pub(crate) fn offer(offer: Offer, files: Vec<v1::InputFile>) -> Message {
             stored: offer.output.stored,
             chunks: offer.output.chunks,
             chunk_dim: offer.output.chunk_dim,
+            max_nbytes: offer.output.max_nbytes.map_or(0, |most| most.0),
         }),
         answer_within_ms: u64::try_from(offer.answer_within.as_millis()).unwrap_or(u64::MAX),
         files,

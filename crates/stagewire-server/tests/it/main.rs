@@ -10,6 +10,7 @@ mod http;
 mod inputs;
 mod jobs;
 mod leave;
+mod limits;
 mod openapi;
 mod operate;
 mod preempt;

@@ -5,6 +5,7 @@ use clap::Args;
 use serde_json::json;
 use stagewire_core::Classify;
 use stagewire_server::{Config, RunDir, Server, ServerOptions};
+use stagewire_store::KeeperCommand;
 
 use super::keeper;
 use crate::args::Global;
@@ -46,7 +47,7 @@ pub(crate) struct ServeArgs {
 pub(crate) async fn run(args: ServeArgs, global: &Global, output: &Output) -> Result<Exit, Fault> {
     let mut signals = Signals::listen()?;
     let config = load(&args)?;
-    let server = start(&config, &args, global).await?;
+    let server = start(&config, &args, Some(keeper::command()), global).await?;
     announce(&server, global, output);
     announce_json(&config, &server, global, output)?;
     let exit = tokio::select! {
@@ -62,12 +63,17 @@ pub(super) fn load(args: &ServeArgs) -> Result<Config, Fault> {
     Config::load(&args.file).or_exit(Exit::Usage)
 }
 
-pub(super) async fn start(config: &Config, args: &ServeArgs, global: &Global) -> Result<Server, Fault> {
+pub(super) async fn start(
+    config: &Config,
+    args: &ServeArgs,
+    keeper: Option<KeeperCommand>,
+    global: &Global,
+) -> Result<Server, Fault> {
     let run_dir = RunDir::locate(global.run_dir.as_deref());
     let mut options = ServerOptions::new(config.clone(), run_dir);
     options.listen = args.listen;
     options.data_dir = args.data_dir.clone();
-    options.keeper = Some(keeper::command());
+    options.keeper = keeper;
     Server::start(options).await.map_err(|error| Fault {
         exit: Exit::of(error.class()),
         error: error.into(),

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::args::Global;
 use crate::client::Client;
+use crate::command::keeper;
 use crate::command::serve::{self, ServeArgs};
 use crate::exit::{EXIT_HELP, Exit, Fault};
 use crate::output::{Output, duration};
@@ -43,6 +44,12 @@ pub(crate) struct UpArgs {
     /// Seconds that a worker has to leave before it is ended by force
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     stop_timeout: Duration,
+
+    /// Stop when standard input ends, too, as it does when the process that started this one is gone
+    ///
+    /// Nothing is left running then: what jobs that have not ended have in the store is made again by the next `up`.
+    #[arg(long)]
+    until_input_ends: bool,
 }
 
 /// A number of seconds that a person may wait.
@@ -55,10 +62,15 @@ pub(super) fn seconds(text: &str) -> Result<Duration, String> {
 
 pub(crate) async fn run(args: UpArgs, global: &Global, output: &Output) -> Result<Exit, Fault> {
     let mut signals = Signals::listen()?;
+    if args.until_input_ends {
+        signals.heed_input();
+    }
     let began = Instant::now();
     let config = serve::load(&args.serve)?;
     let python = Python::find(args.python.as_deref(), &config.path)?;
-    let server = serve::start(&config, &args.serve, global).await?;
+    // What belongs to another process leaves none behind.
+    let keeper = (!args.until_input_ends).then(keeper::command);
+    let server = serve::start(&config, &args.serve, keeper, global).await?;
     output.topic(
         "pipeline",
         format_args!("{} of {}", config.pipeline.name, config.path.display()),

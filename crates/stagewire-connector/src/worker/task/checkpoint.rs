@@ -159,6 +159,7 @@ impl Task {
             publish: true,
             stored: false,
             chunking: None,
+            max_nbytes: None,
         };
         let manifest = state.manifest(&whole).map_err(|source| not_saved(source.into()))?;
         let spec = PublishSpec::new(token.job.to_string(), manifest, Owner::Orchestrator);

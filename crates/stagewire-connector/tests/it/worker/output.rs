@@ -17,6 +17,7 @@ async fn an_output_goes_through_the_store_where_the_plan_says_so() {
         stored: true,
         chunks: 2,
         chunk_dim: 0,
+        max_nbytes: 0,
     };
 
     // The gate does not know the attempt yet.
@@ -182,6 +183,7 @@ async fn a_wrong_output_is_refused_and_the_attempt_goes_on() {
         stored: false,
         chunks: 8,
         chunk_dim: 0,
+        max_nbytes: 0,
     };
     let task = deployment.task(offer(1, vec![], plan)).await;
     let error = task.complete(output(vec![])).await.expect_err("nothing to cut");
