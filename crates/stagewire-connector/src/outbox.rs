@@ -36,6 +36,8 @@ struct Waiting {
     /// Whether the socket has a part of the first frame already.
     begun: bool,
     next: u64,
+    /// Who writes waits for the socket, which knows one waker: nobody else may try meanwhile.
+    blocked: bool,
     /// Nobody writes any more.
     over: bool,
 }
@@ -58,6 +60,7 @@ impl Outbox {
             nbytes: 0,
             begun: false,
             next: 0,
+            blocked: false,
             over: false,
         };
         Self {
@@ -90,6 +93,7 @@ impl Outbox {
         // Where frames wait, who writes them is waiting for the socket. An error is met again by who writes.
         let mut now = Context::from_waker(Waker::noop());
         while waiting.frames.is_empty()
+            && !waiting.blocked
             && !frame.is_empty()
             && let Poll::Ready(Ok(written @ 1..)) = Pin::new(&mut waiting.socket).poll_write(&mut now, &frame)
         {
@@ -166,10 +170,13 @@ impl Outbox {
             frames,
             nbytes,
             begun,
+            blocked,
             ..
         } = &mut *waiting;
         while let Some((_, frame)) = frames.front_mut() {
-            match ready!(Pin::new(&mut *socket).poll_write(context, frame))? {
+            let written = Pin::new(&mut *socket).poll_write(context, frame);
+            *blocked = written.is_pending();
+            match ready!(written)? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 written => {
                     frame.advance(written);
@@ -182,6 +189,8 @@ impl Outbox {
                 self.changed.notify_waiters();
             }
         }
+        // What was waited for may have been taken back.
+        *blocked = false;
         Poll::Ready(Ok(()))
     }
 }
@@ -210,6 +219,7 @@ impl Drop for Over<'_> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use futures::StreamExt;
     use tokio::net::UnixStream;
@@ -272,11 +282,13 @@ mod tests {
             assert!(has_room() && outbox.lock().frames.len() <= 1);
             assert!(waiting.iter().skip(1).all(|ticket| !outbox.withdraw(*ticket)), "twice");
         }
-        // What is read is whole, the one that was begun included.
+        // What is read is whole, the one that was begun included. Who writes still waits for the socket, though all that it
+        // had to write was taken back: it is woken for what comes then.
         outbox.send(&b"last".to_vec());
         let mut frames = FramedRead::new(theirs, wire::codec());
         loop {
-            let frame = frames.next().await.expect("more").expect("a frame");
+            let frame = tokio::time::timeout(Duration::from_secs(20), frames.next()).await;
+            let frame = frame.expect("it is woken").expect("more").expect("a frame");
             let bytes: Vec<u8> = wire::decode(&frame).expect("as it was sent");
             if bytes == b"last" {
                 break;
