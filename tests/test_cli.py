@@ -118,12 +118,23 @@ def test_explain_says_what_a_job_waits_for_with_its_numbers(deployment, gate):
     for number in ("class standard", "ahead 1", "rank 2", "others 0", "advertised 1", "running 1"):
         assert number in lines[at + 1], said.stdout
     whole = json.loads(deployment.command("explain", waits.id, "--json").stdout)
-    assert {"id", "state", "waiting"} == set(whole)
+    assert {"id", "state", "waiting", "choices"} == set(whole)
     assert [entry["stage"] for entry in whole["waiting"]] == ["denoise", "decode"]
+    # And who got what has begun, from among whom.
+    [encoded] = whole["choices"]
+    assert (encoded["stage"], encoded["attempt"]) == ("encode", 1)
+    assert [(one["worker"], one["chosen"]) for one in encoded["workers"]] == [("encode-0", True)]
+    [why] = [line for line in lines if line.startswith("encode")]
+    assert "encode-0" in why, said.stdout
     gate.open("denoise-1")
     for job in (first, waits):
         assert job.wait(timeout=DEADLINE) == "succeeded"
-    assert deployment.command("explain", waits.id).stdout == f"{waits.id}  succeeded\n"
+    ended = deployment.command("explain", waits.id).stdout.splitlines()
+    assert ended[0] == f"{waits.id}  succeeded"
+    # It waits for nothing.
+    assert ended[1].split() == ["STAGE", "OFFERED", "TO", "WHY"]
+    offered = [line.split()[:2] for line in ended[2:] if not line.startswith(" ")]
+    assert offered == [["decode", "decode-0"], ["denoise", "denoise-0"], ["encode", "encode-0"]]
 
 
 def test_the_deadline_has_a_status_of_its_own_and_the_job_goes_on(deployment, gate):
