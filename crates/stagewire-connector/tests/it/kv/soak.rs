@@ -6,7 +6,7 @@ use futures::future::join_all;
 use rustix::process::Signal;
 use stagewire_connector::Carrier;
 use stagewire_connector::kv::{
-    CacheMemory, ChunkSpec, Heartbeat, Receiver, ReceiverOptions, RoomSpec, Sender, SenderOptions,
+    CacheMemory, ChunkSpec, Heartbeat, Phase, Receiver, ReceiverOptions, RoomSpec, Sender, SenderOptions,
 };
 use stagewire_core::{DType, ErrorClass, Failure};
 use stagewire_kv::{Component, Geometry};
@@ -241,6 +241,8 @@ async fn decode_that_dies_again_and_again_leaves_nothing_behind() {
             }
             let handles = handles.clone();
             decode.done(Ask::Want { room: cycle, handles }).await;
+            // Bytes from one of them do not say that the other has heard of its reader.
+            until(|| rooms.iter().all(|room| room.phase() == Phase::Transferring)).await;
             decode.come().await;
             decode.signal(Signal::KILL);
             for room in &rooms {
