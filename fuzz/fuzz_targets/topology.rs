@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use stagewire_core::{ByteCount, Classify, Epoch, ErrorClass, Incarnation, JobId, PayloadId, Timestamp};
 use stagewire_sched::{
-    Decision, Effect, Input, JobState, Limits, Offer, Outcome, PayloadInfo, Sched, Topology, Urgency, WorkerInfo,
+    Decision, Effect, Input, JobState, Limits, Offer, Outcome, PayloadInfo, Place, Sched, Topology, Urgency, WorkerInfo,
 };
 use stagewire_server::Config;
 use uuid::Uuid;
@@ -39,6 +39,7 @@ fn serve(topology: Topology) {
             max_batch: 1,
             name: stage.name.to_string(),
             member: None,
+            place: Place::default(),
         };
         world.does(Input::WorkerAttached { worker, running: vec![], holding: vec![] });
     }
