@@ -223,19 +223,27 @@ mod tests {
 
     use futures::StreamExt;
     use tokio::net::UnixStream;
+    use tokio::net::unix::OwnedReadHalf;
+    use tokio::task::JoinHandle;
     use tokio_util::codec::FramedRead;
 
     use super::*;
 
-    #[tokio::test]
-    async fn frames_come_in_order_also_those_that_had_to_wait() {
+    /// An outbox that is written from, and the other end of its socket.
+    fn running() -> (Arc<Outbox>, JoinHandle<io::Error>, UnixStream, OwnedReadHalf) {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
-        let (_read, write) = ours.into_split();
+        let (read, write) = ours.into_split();
         let outbox = Arc::new(Outbox::new(Box::new(write)));
         let running = tokio::spawn({
             let outbox = Arc::clone(&outbox);
             async move { outbox.run().await }
         });
+        (outbox, running, theirs, read)
+    }
+
+    #[tokio::test]
+    async fn frames_come_in_order_also_those_that_had_to_wait() {
+        let (outbox, running, theirs, _read) = running();
         // Far more than the socket takes while nobody reads.
         for index in 0..200_u32 {
             outbox.send(&vec![index as u8; 20_000]);
@@ -260,13 +268,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_not_read_from_has_room_for_so_much_and_takes_back_what_was_not_sent() {
-        let (ours, theirs) = UnixStream::pair().expect("a pair");
-        let (_read, write) = ours.into_split();
-        let outbox = Arc::new(Outbox::new(Box::new(write)));
-        let running = tokio::spawn({
-            let outbox = Arc::clone(&outbox);
-            async move { outbox.run().await }
-        });
+        let (outbox, running, theirs, _read) = running();
         let has_room = || futures::FutureExt::now_or_never(outbox.room()).is_some();
         for len in [100, 60_000] {
             let mut sent: Vec<Option<Ticket>> = Vec::new();

@@ -15,7 +15,7 @@ const WHOLE: Record = Record::contiguous(0, 0, LEN as u64);
 /// So slow that a transfer lasts much longer than the tests wait.
 const RATE: u64 = 8 << 20;
 
-async fn pinned(node: &Node, (peer, region): &Offer) -> Box<dyn Pinned> {
+pub(super) async fn pinned(node: &Node, (peer, region): &Offer) -> Box<dyn Pinned> {
     let remote = node.transport("tcp").connect(peer, ConnectOptions::default()).await;
     let pinned = remote.expect("connected").pin(region, TransferOptions::default()).await;
     pinned.expect("pinned")

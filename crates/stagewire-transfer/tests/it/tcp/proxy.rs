@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Record};
 use stagewire_transfer::{
-    Borrowed, ConnectOptions, Memory, NetworkOptions, RegisterOptions, Target, TransferError, TransferOptions, Writable,
+    Borrowed, Memory, NetworkOptions, Pinned, Region, RegisterOptions, Target, TransferError, TransferOptions, Writable,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use super::late;
 use crate::support::{self, Node, run_dir};
 
 /// What happens to bytes from the owner on their way: it may change them, and says whether they pass.
@@ -55,6 +56,14 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, tamper: Tamper) {
     }
 }
 
+/// Memory of the owner, pinned by the reader.
+async fn pinned(owner: &Node, reader: &Node, memory: Memory) -> (Region, Box<dyn Pinned>) {
+    let registered = owner.transport("tcp").register(memory, RegisterOptions::default());
+    let region = registered.expect("registered");
+    let pinned = late::pinned(reader, &(owner.peer(), region.reference())).await;
+    (region, pinned)
+}
+
 const LEN: usize = 1 << 20;
 const WHOLE: Record = Record::contiguous(0, 0, LEN as u64);
 
@@ -73,20 +82,7 @@ async fn a_changed_byte_is_corrupt_and_nothing_counts_as_written() {
     )
     .await;
     let reader = Node::start(&dir).await;
-    let bytes = support::bulk(LEN);
-    let registered = owner
-        .transport("tcp")
-        .register(Borrowed::from(bytes).into(), RegisterOptions::default());
-    let region = registered.expect("registered");
-    let remote = reader
-        .transport("tcp")
-        .connect(&owner.peer(), ConnectOptions::default())
-        .await;
-    let pinned = remote
-        .expect("connected")
-        .pin(&region.reference(), TransferOptions::default())
-        .await;
-    let pinned = pinned.expect("pinned");
+    let (_region, pinned) = pinned(&owner, &reader, Borrowed::from(support::bulk(LEN)).into()).await;
     let target = Target::allocate(LEN as u64).expect("memory");
     let error = pinned
         .pull(&[WHOLE], &target, TransferOptions::default())
@@ -130,26 +126,12 @@ async fn the_record_that_arrived_changed_is_named() {
         };
         let (owner, _proxy) = behind_proxy(&dir, Arc::new(tamper)).await;
         let reader = Node::start(&dir).await;
-        let registered = owner
-            .transport("tcp")
-            .register(Borrowed::from(support::bulk(LEN)).into(), RegisterOptions::default());
-        let region = registered.expect("registered");
-        let remote = reader
-            .transport("tcp")
-            .connect(&owner.peer(), ConnectOptions::default())
-            .await;
-        let pinned = remote
-            .expect("connected")
-            .pin(&region.reference(), TransferOptions::default())
-            .await;
+        let (_region, pinned) = pinned(&owner, &reader, Borrowed::from(support::bulk(LEN)).into()).await;
         // In reverse, so that no two are one.
         let record = |number| Record::contiguous(number * width, (records - 1 - number) * width, width);
         let batch: Vec<Record> = (0..records).map(record).collect();
         let target = Target::allocate(LEN as u64).expect("memory");
-        let pulled = pinned
-            .expect("pinned")
-            .pull(&batch, &target, TransferOptions::default())
-            .await;
+        let pulled = pinned.pull(&batch, &target, TransferOptions::default()).await;
         let error = pulled.expect_err("a bit is wrong");
         let first = (begin / width) as usize;
         assert_eq!(error.record(), Some(first), "{error}");
@@ -165,19 +147,7 @@ async fn a_push_whose_end_nobody_tells_is_in_doubt() {
     let (owner, _proxy) = behind_proxy(&dir, Arc::new(|bytes| bytes.len() != 32 || bytes[0] != 6)).await;
     let reader = Node::start(&dir).await;
     let mut memory = Writable::allocate(LEN as u64).expect("memory");
-    let registered = owner
-        .transport("tcp")
-        .register(memory.clone().into(), RegisterOptions::default());
-    let region = registered.expect("registered");
-    let remote = reader
-        .transport("tcp")
-        .connect(&owner.peer(), ConnectOptions::default())
-        .await;
-    let pinned = remote
-        .expect("connected")
-        .pin(&region.reference(), TransferOptions::default())
-        .await;
-    let pinned = pinned.expect("pinned");
+    let (region, pinned) = pinned(&owner, &reader, memory.clone().into()).await;
     let source = support::bulk(LEN);
     let src = Memory::from(Borrowed::from(source.clone()));
     let options = TransferOptions {
