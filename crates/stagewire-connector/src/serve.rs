@@ -231,10 +231,20 @@ impl Session {
     }
 
     async fn run(&mut self, reader: &mut Reader) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let replies = Arc::clone(&self.replies.0);
+        let mut held = None;
         while let Some(frame) = reader.next().await {
             // Who does not read what it is answered is not read from either.
-            self.replies.0.room().await;
+            replies.room().await;
+            // What has come together is answered together.
+            let more = wire::begins_with_frame(reader.read_buffer());
+            if more && held.is_none() {
+                held = Some(replies.hold());
+            }
             self.request(wire::decode(&frame?)?).await;
+            if !more {
+                held = None;
+            }
             while self.tasks.try_join_next().is_some() {}
         }
         Ok(())

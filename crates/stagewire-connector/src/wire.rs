@@ -284,10 +284,11 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
         .into()
 }
 
+/// Bytes of a frame's length, big-endian, as [`codec`] has it.
+const HEAD: usize = 4;
+
 /// A message as it goes over the socket, its length before it; `None` where it is too long.
 pub(crate) fn frame<T: Serialize>(message: &T) -> Option<Bytes> {
-    /// Of its length, big-endian, as [`codec`] has it.
-    const HEAD: usize = 4;
     let mut room = Vec::with_capacity(1024);
     room.extend([0; HEAD]);
     let mut frame = postcard::to_extend(message, room).expect("frames hold nothing that postcard cannot encode");
@@ -295,6 +296,12 @@ pub(crate) fn frame<T: Serialize>(message: &T) -> Option<Bytes> {
     let head = u32::try_from(len).ok().filter(|_| len <= MAX_FRAME)?;
     frame[..HEAD].copy_from_slice(&head.to_be_bytes());
     Some(frame.into())
+}
+
+/// Whether these bytes begin with a whole frame.
+pub(crate) fn begins_with_frame(bytes: &[u8]) -> bool {
+    let whole = |(head, rest): (&[u8; HEAD], &[u8])| u32::from_be_bytes(*head) as usize <= rest.len();
+    bytes.split_first_chunk().is_some_and(whole)
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, Malformed> {

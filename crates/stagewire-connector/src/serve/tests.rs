@@ -1,13 +1,16 @@
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use stagewire_core::{
     Attempt, DType, Entry, EntryValue, Epoch, JobId, Lease, Manifest, PayloadKind, StageName, TensorSpec,
 };
 use stagewire_store::{HostStore, TokenGate};
 use stagewire_transfer::Borrowed;
+use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 
 use super::*;
+use crate::outbox::tests::Counted;
 use crate::release::release_elsewhere;
 use crate::{Connector, ConnectorOptions, PublishSpec, StoreService};
 
@@ -136,10 +139,16 @@ impl PutHandler for Slow {
     }
 }
 
-fn session(puts: Arc<Slow>) -> (Session, UnixStream) {
+/// A session, what it reads from, the other end of its socket, and how often it wrote.
+fn session(puts: Arc<Slow>) -> (Session, Reader, UnixStream, Arc<AtomicUsize>) {
     let (ours, theirs) = UnixStream::pair().expect("a pair");
-    let (read, write) = ours.into_split();
-    let (_, writer) = wire::framed(read, write);
+    let (read, socket) = ours.into_split();
+    let writes = Arc::new(AtomicUsize::new(0));
+    let counted = Counted {
+        socket,
+        writes: Arc::clone(&writes),
+    };
+    let (reader, writer) = wire::framed(read, counted);
     let me = Me {
         incarnation: stagewire_core::Incarnation(Uuid::nil()),
         process: stagewire_core::ProcessRef { pid: 1, started: 1 },
@@ -151,7 +160,7 @@ fn session(puts: Arc<Slow>) -> (Session, UnixStream) {
         puts: OnceLock::from(puts as Arc<dyn PutHandler>),
         kv: Arc::default(),
     };
-    (Session::new(Arc::new(holder), writer), theirs)
+    (Session::new(Arc::new(holder), writer), reader, theirs, writes)
 }
 
 /// Room belongs to who asked for it, and to nobody once that one has left: before it came, just then, and afterwards.
@@ -167,7 +176,7 @@ async fn room_that_nobody_waits_for_is_given_back() {
         ..Slow::default()
     });
     let kept = Arc::clone(&slow.kept);
-    let (mut session, _theirs) = session(Arc::clone(&slow));
+    let (mut session, _reader, _theirs, _writes) = session(Arc::clone(&slow));
     session.request(reserve.clone()).await;
     let giving = slow.giving.as_ref().expect("it waits");
     giving.wait();
@@ -188,4 +197,43 @@ async fn room_that_nobody_waits_for_is_given_back() {
         "somebody keeps room for a put that never comes"
     );
     assert!(lock(&session.reserved).is_empty());
+}
+
+/// Requests that come together are answered with one write; none waits for what has come in part only.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_asked_together_is_answered_together() {
+    let (mut session, mut reader, theirs, writes) = session(Arc::default());
+    let run = tokio::spawn(async move { session.run(&mut reader).await.map_err(|error| error.to_string()) });
+    let (answers, mut requests) = theirs.into_split();
+    let mut answers = tokio_util::codec::FramedRead::new(answers, wire::codec());
+    let release = |id| {
+        let request = Request::Release {
+            id,
+            payload: PayloadId(Uuid::nil()),
+            capability: Capability::from_random([7; 16]),
+            token: None,
+        };
+        wire::frame(&request).expect("it is short")
+    };
+    let begun = release(10);
+    let (part, rest) = begun.split_at(7);
+    let together: Vec<u8> = (0..10).flat_map(release).chain(part.iter().copied()).collect();
+    requests.write_all(&together).await.expect("it reads");
+    for id in 0..=10 {
+        let answer = tokio::time::timeout(PATIENCE, answers.next()).await.expect("in time");
+        let answer = wire::decode::<Reply>(&answer.expect("more").expect("a frame"));
+        assert_eq!(answer.expect("as it was sent").id(), id);
+        if id == 9 {
+            assert_eq!(writes.load(Ordering::SeqCst), 1);
+            requests.write_all(rest).await.expect("it reads");
+        }
+    }
+    assert_eq!(writes.load(Ordering::SeqCst), 2);
+    // What was asked before something that is no request is answered nevertheless.
+    let wrong: Vec<u8> = release(11).iter().copied().chain([0, 0, 0, 1, 0xFF]).collect();
+    requests.write_all(&wrong).await.expect("it reads");
+    let answer = tokio::time::timeout(PATIENCE, answers.next()).await.expect("in time");
+    let answer = wire::decode::<Reply>(&answer.expect("more").expect("a frame"));
+    assert_eq!(answer.expect("as it was sent").id(), 11);
+    run.await.expect("no panic").expect_err("that is no request");
 }
