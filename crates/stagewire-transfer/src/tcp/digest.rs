@@ -24,6 +24,21 @@ impl Digest {
     /// # Safety
     /// As [`Digest::add`].
     pub(crate) unsafe fn add_cold(&mut self, at: NonNull<u8>, len: usize, total: usize) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if stops_at_pages() {
+                self.add_fetched(at, len, total);
+            } else {
+                self.add(at, len, total);
+            }
+        }
+    }
+
+    /// Adds the next part of a payload block by block, and has each fetched while the one before it is hashed.
+    ///
+    /// # Safety
+    /// As [`Digest::add`].
+    unsafe fn add_fetched(&mut self, at: NonNull<u8>, len: usize, total: usize) {
         let mut done = 0;
         while len - done > BLOCK && !matches!(self, Self::Off) {
             // SAFETY: the caller's contract; there are more bytes behind the block.
@@ -42,7 +57,8 @@ impl Digest {
     /// # Safety
     /// The bytes must be readable, and nobody may write to them meanwhile.
     pub(crate) unsafe fn add(&mut self, at: NonNull<u8>, len: usize, total: usize) {
-        if matches!(self, Self::Off) {
+        // An empty part must not begin the digest of one that was all of it anew.
+        if len == 0 || matches!(self, Self::Off) {
             return;
         }
         // SAFETY: the caller's contract.
@@ -73,8 +89,27 @@ const BLOCK: usize = 4 * PAGE;
 
 const PAGE: usize = 4096;
 
-/// Has the processor fetch a block, four pages side by side. Measured: bytes from memory are hashed at 10 GB/s instead of
-/// 7, because the processor itself looks ahead only to the end of a page.
+/// Whether the processor itself looks ahead only to the end of a page, as Intel's do. Measured: on a Xeon, bytes from memory
+/// are hashed at 10 GB/s instead of 7 where blocks are fetched. On an EPYC, pulls of 16 MiB and more take 1.3 times as long
+/// with that.
+#[cfg(target_arch = "x86_64")]
+fn stops_at_pages() -> bool {
+    use std::arch::x86_64::__cpuid;
+    use std::sync::LazyLock;
+    // Asked once: where the machine is virtual, the answer comes from the host.
+    static INTEL: LazyLock<bool> = LazyLock::new(|| {
+        let leaf = __cpuid(0);
+        [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+    });
+    *INTEL
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn stops_at_pages() -> bool {
+    false
+}
+
+/// Has the processor fetch a block, four pages side by side.
 #[cfg(target_arch = "x86_64")]
 fn fetch(block: NonNull<u8>) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -88,7 +123,6 @@ fn fetch(block: NonNull<u8>) {
     }
 }
 
-/// Other processors are left to themselves.
 #[cfg(not(target_arch = "x86_64"))]
 fn fetch(_block: NonNull<u8>) {}
 
@@ -98,16 +132,23 @@ mod tests {
 
     #[test]
     fn parts_and_order_of_fetching_change_nothing() {
+        type Add = unsafe fn(&mut Digest, NonNull<u8>, usize, usize);
+        let ways: [(&str, Add); 3] = [
+            ("as it is", Digest::add),
+            ("fetched", Digest::add_fetched),
+            ("as suits the processor", Digest::add_cold),
+        ];
         let bytes: Vec<u8> = (0..5 * BLOCK + 123).map(|at| ((at * 7) >> 3) as u8).collect();
         let whole = XxHash3_64::oneshot(&bytes);
         for cut in [0, 1, PAGE, BLOCK, BLOCK + 1, 3 * BLOCK, bytes.len()] {
-            let mut digest = Digest::new(true);
-            for part in [&bytes[..cut], &bytes[cut..]] {
-                let (at, len) = (NonNull::from(part).cast(), part.len());
-                // SAFETY: a slice.
-                unsafe { digest.add_cold(at, len, bytes.len()) };
+            for (way, add) in ways {
+                let mut digest = Digest::new(true);
+                for part in [&bytes[..cut], &bytes[cut..]] {
+                    // SAFETY: a slice.
+                    unsafe { add(&mut digest, NonNull::from(part).cast(), part.len(), bytes.len()) };
+                }
+                assert_eq!(digest.finish(), whole, "cut at {cut}, {way}");
             }
-            assert_eq!(digest.finish(), whole, "cut at {cut}");
         }
     }
 }
