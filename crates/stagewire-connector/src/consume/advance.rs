@@ -77,7 +77,13 @@ impl Consumer {
                 }
                 Slot::Flying => self.progress.landed(self.next).await,
                 Slot::Missing => {
-                    let batch = if self.whole { Batch::All } else { Batch::One };
+                    // What copies ahead may not have begun: a short copy does not let this worker go in between. So the
+                    // chunks after the first come as many at a time as they would from there.
+                    let batch = if self.whole {
+                        Batch::All
+                    } else {
+                        Batch::Paced { unmeasured: 0 }
+                    };
                     if let Some(flying) = self.progress.take(self.next, &self.shown, batch) {
                         self.flight = Some(Mutex::new(flying.pull(Arc::clone(&access)).boxed()));
                     }

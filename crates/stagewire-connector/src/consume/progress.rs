@@ -52,7 +52,7 @@ pub(super) struct Landed {
 /// How many chunks are copied at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Batch {
-    /// One, which somebody waits for.
+    /// One, so that each is told of as it comes.
     One,
     /// As many as the pace of the last pull moves in [`AHEAD`]; before there is one, at most so many bytes.
     Paced { unmeasured: u64 },

@@ -102,6 +102,24 @@ async fn a_whole_payload_that_is_there_is_one_pull() {
     }
 }
 
+/// Also where nothing else gets a turn between them, because each copy is too short to be waited for.
+#[tokio::test]
+async fn chunks_that_are_asked_for_in_a_row_share_pulls() {
+    let world = World::new().await;
+    let mut second = world.second().await;
+    let bundle = narrow();
+    let handle = second.publish(&bundle, Owner::Orchestrator).await;
+    let shm = world.connector.host().shm();
+    let before = shm.stats().pulls;
+    let mut consumer = world.connector.consume(handle, copies()).expect("a consumer");
+    for index in 0..8 {
+        let chunk = consumer.next().await.expect("alive").expect("ready");
+        bundle.check(&chunk.tensors, Some(index));
+    }
+    let pulls = shm.stats().pulls - before;
+    assert!((2..8).contains(&pulls), "8 chunks came by {pulls} pulls");
+}
+
 /// What is copied ahead for a consumer that is gone leaves nothing behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_that_goes_takes_its_copies_with_it() {
