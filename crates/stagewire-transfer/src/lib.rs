@@ -141,6 +141,7 @@ mod nixl;
 #[cfg(feature = "probe")]
 pub mod probe;
 mod process;
+mod processor;
 mod pull;
 mod push;
 mod readiness;
