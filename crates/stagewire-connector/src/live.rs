@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use asked::Asked;
+use claim::Claimant;
 pub(crate) use claim::{Barred, Claim, Move};
 pub(crate) use keep::{Brought, Keep};
 pub(crate) use table::Table;
@@ -37,7 +38,7 @@ pub(crate) struct Live {
     keep: Mutex<Option<Arc<dyn Keep>>>,
     unread: Shared<BoxFuture<'static, ()>>,
     /// Taken by the one consumer of a payload that is deleted on consume.
-    claimed: watch::Sender<bool>,
+    claimed: watch::Sender<Option<Claimant>>,
     /// The rights of stores that are asked to take the payload: to pull it, or, where its bytes went along, of this process in
     /// their place. None but them consumes it meanwhile where it is deleted on consume.
     moves: watch::Sender<Vec<(Capability, Arc<Peer>)>>,
@@ -65,7 +66,7 @@ impl Live {
             unread: keep.unread().shared(),
             life: Mutex::new(life),
             keep: Mutex::new(Some(keep)),
-            claimed: watch::Sender::new(false),
+            claimed: watch::Sender::new(None),
             moves: watch::Sender::default(),
             asked: Asked::default(),
             keeper: OnceLock::new(),
@@ -231,6 +232,23 @@ impl Live {
         puts.is_some()
     }
 
+    /// Whether the payload is this one's alone from now on. A store whose right is over keeps it from nobody: it cannot finish
+    /// any more, and may not have heard of that yet.
+    fn claim(&self, by: Claimant) -> bool {
+        let moves = self.moves.borrow();
+        self.claimed.send_if_modified(|claimed| {
+            let free = match claimed {
+                None => true,
+                Some(Claimant::Consumer) => false,
+                Some(Claimant::Store(right)) => moves.iter().all(|(given, _)| given != right),
+            };
+            if free {
+                *claimed = Some(by);
+            }
+            free
+        })
+    }
+
     /// Waits until nobody moves the payload any more.
     pub(crate) async fn not_moving(&self) {
         // The sender is in `self`.
@@ -239,7 +257,7 @@ impl Live {
 
     /// Waits until no consumer is at a payload that is deleted on consume.
     pub(crate) async fn unclaimed(&self) {
-        let _ = self.claimed.subscribe().wait_for(|claimed| !claimed).await;
+        let _ = self.claimed.subscribe().wait_for(Option::is_none).await;
     }
 
     /// Changes the life and shows the change. Watchers see changes in the order in which they happened, because the

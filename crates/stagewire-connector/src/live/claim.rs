@@ -43,6 +43,14 @@ impl Drop for Move {
     }
 }
 
+/// Who alone may read a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claimant {
+    Consumer,
+    /// A store, by the right that it was given.
+    Store(Capability),
+}
+
 /// The store that a consumer is.
 #[derive(Debug)]
 pub(super) struct Mover {
@@ -101,7 +109,14 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.live.owner.is_exclusive() {
-            self.live.claimed.send_replace(false);
+            let mine = self
+                .mover
+                .as_ref()
+                .map_or(Claimant::Consumer, |mover| Claimant::Store(mover.right));
+            // A store whose right was over may have been replaced.
+            self.live
+                .claimed
+                .send_if_modified(|claimed| claimed.take_if(|claimed| *claimed == mine).is_some());
         }
     }
 }

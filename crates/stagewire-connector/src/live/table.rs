@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use stagewire_core::{Capability, Failure, PayloadId, PayloadLife, PayloadPhase};
 
-use super::claim::Mover;
+use super::claim::{Claimant, Mover};
 use super::tombstones::Tombstones;
 use super::{Barred, Claim, Gone, Live, lock};
 use crate::wire::Refusal;
@@ -110,7 +110,10 @@ impl Table {
                 return Err(Barred::Moving(live));
             }
         }
-        if live.owner.is_exclusive() && live.claimed.send_replace(true) {
+        let claimant = mover
+            .as_ref()
+            .map_or(Claimant::Consumer, |mover| Claimant::Store(mover.right));
+        if live.owner.is_exclusive() && !live.claim(claimant) {
             return Err(Refusal::Claimed.into());
         }
         Ok(Claim::new(Arc::clone(self), live, mover))

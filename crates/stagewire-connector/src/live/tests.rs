@@ -193,6 +193,14 @@ fn who_moves_a_payload_keeps_consumers_waiting_who_would_end_it() {
     drop(moving);
     assert_eq!(world.watch_as([7; 16]).expect_err("its right is over"), Refusal::Denied);
     let consumer = world.watch().expect("it stays here");
+    drop(consumer);
+    // A store whose right is over keeps no consumer out, and takes nothing from it when it goes.
+    let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
+    let late = world.watch_as([7; 16]).expect("the store");
+    drop(moving);
+    let consumer = world.watch().expect("it stays here");
+    drop(late);
+    assert_eq!(world.watch().expect_err("claimed"), Refusal::Claimed);
     // A store does not take it from under a consumer.
     let moving = live.begin_move(right, Arc::new(live.handle().holder.clone()));
     assert_eq!(world.watch_as([7; 16]).expect_err("claimed"), Refusal::Claimed);
