@@ -37,7 +37,7 @@ pub(crate) struct Live {
     shown: watch::Sender<Shown>,
     keep: Mutex<Option<Arc<dyn Keep>>>,
     unread: Shared<BoxFuture<'static, ()>>,
-    /// Taken by the one consumer of a payload that is deleted on consume.
+    /// Who is at a payload that is deleted on consume.
     claimed: watch::Sender<Option<Claimant>>,
     /// The rights of stores that are asked to take the payload: to pull it, or, where its bytes went along, of this process in
     /// their place. None but them consumes it meanwhile where it is deleted on consume.

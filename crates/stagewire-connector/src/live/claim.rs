@@ -51,6 +51,12 @@ pub(super) enum Claimant {
     Store(Capability),
 }
 
+impl Claimant {
+    pub(super) fn of(mover: Option<&Mover>) -> Self {
+        mover.map_or(Self::Consumer, |mover| Self::Store(mover.right))
+    }
+}
+
 /// The store that a consumer is.
 #[derive(Debug)]
 pub(super) struct Mover {
@@ -109,10 +115,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if self.live.owner.is_exclusive() {
-            let mine = self
-                .mover
-                .as_ref()
-                .map_or(Claimant::Consumer, |mover| Claimant::Store(mover.right));
+            let mine = Claimant::of(self.mover.as_ref());
             // A store whose right was over may have been replaced.
             self.live
                 .claimed

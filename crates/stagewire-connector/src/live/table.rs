@@ -110,10 +110,7 @@ impl Table {
                 return Err(Barred::Moving(live));
             }
         }
-        let claimant = mover
-            .as_ref()
-            .map_or(Claimant::Consumer, |mover| Claimant::Store(mover.right));
-        if live.owner.is_exclusive() && !live.claim(claimant) {
+        if live.owner.is_exclusive() && !live.claim(Claimant::of(mover.as_ref())) {
             return Err(Refusal::Claimed.into());
         }
         Ok(Claim::new(Arc::clone(self), live, mover))
