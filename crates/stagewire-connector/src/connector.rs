@@ -318,7 +318,7 @@ impl Connector {
     /// # Cancel safety
     /// It may have been released though the future was dropped.
     pub async fn release_handle(&self, handle: &Handle) -> Result<(), ReleaseError> {
-        release::release(&self.shared, handle).await
+        release::release(&self.shared, handle, None).await
     }
 
     /// Releases a payload that this process holds; nothing happens where it holds none of this id. Its memory goes

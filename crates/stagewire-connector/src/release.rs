@@ -1,9 +1,8 @@
 //! Ending a payload by its handle, wherever it is.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use stagewire_core::{Handle, Peer, TransferMode};
+use stagewire_core::{Handle, Peer, Token, TransferMode};
 use tokio::time::Instant;
 
 use crate::ReleaseError;
@@ -15,15 +14,17 @@ use crate::wire::{Refusal, Reply, Request};
 /// How long each holder may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-pub(crate) async fn release(shared: &Arc<Shared>, handle: &Handle) -> Result<(), ReleaseError> {
+/// `token` is that of the attempt that made it, without which a store of an orchestrator ends nothing.
+pub(crate) async fn release(shared: &Shared, handle: &Handle, token: Option<Token>) -> Result<(), ReleaseError> {
     let stored = handle.mode == TransferMode::Store;
-    release_from(shared, handle, vec![handle.holder.clone()], stored, None).await
+    release_from(shared, handle, token, vec![handle.holder.clone()], stored, None).await
 }
 
 /// Ends a payload in each of the stores that may have taken it, and in those that came in their places, but not in the one
 /// that has it by then.
 pub(crate) async fn release_elsewhere(shared: &Shared, live: &Live) -> Result<(), ReleaseError> {
-    release_from(shared, live.handle(), live.asked().stores(), true, Some(live)).await
+    let asked = live.asked();
+    release_from(shared, live.handle(), asked.token(), asked.stores(), true, Some(live)).await
 }
 
 /// `stored` says that the holders are stores: one that has died has the payload again when it is back. Any of them may have
@@ -31,6 +32,7 @@ pub(crate) async fn release_elsewhere(shared: &Shared, live: &Live) -> Result<()
 async fn release_from(
     shared: &Shared,
     handle: &Handle,
+    token: Option<Token>,
     mut holders: Vec<Peer>,
     mut stored: bool,
     live: Option<&Live>,
@@ -41,7 +43,7 @@ async fn release_from(
     loop {
         while let Some(holder) = holders.get(asked).cloned() {
             asked += 1;
-            match ask(shared, handle, &holder, live).await {
+            match ask(shared, handle, token, &holder, live).await {
                 Ok(Some(Refusal::Denied)) => {
                     let (request, payload) = (handle.request.clone(), handle.payload);
                     return Err(ReleaseError::Denied { request, payload });
@@ -105,6 +107,7 @@ fn look_for_stores(shared: &Shared, holders: &mut Vec<Peer>) {
 async fn ask(
     shared: &Shared,
     handle: &Handle,
+    token: Option<Token>,
     holder: &Peer,
     live: Option<&Live>,
 ) -> Result<Option<Refusal>, Option<ReleaseError>> {
@@ -125,7 +128,7 @@ async fn ask(
             id,
             payload,
             capability,
-            token: live.and_then(|live| live.asked().token()),
+            token,
         };
         let asked = match live {
             Some(live) => live.end_at(holder.incarnation, || link.ask(request)),

@@ -67,7 +67,7 @@ impl StoreService {
         &self.store
     }
 
-    /// Lets an attempt that ended badly put nothing more, and takes away what it has put, but for one payload that is to
+    /// Lets an attempt that has ended put nothing more, and takes away what it has put, but for one payload that is to
     /// outlive it.
     pub fn discard(&self, token: Token, kept: Option<PayloadId>) {
         self.store.gate().revoke(token);

@@ -78,12 +78,7 @@ impl StoreHost {
         self.service.store().gate().grant(token);
     }
 
-    /// Lets an attempt that is done put nothing more.
-    pub(crate) fn revoke(&self, token: Token) {
-        self.service.store().gate().revoke(token);
-    }
-
-    /// Lets an attempt that ended without an output put nothing more, and drops what it put, but for its checkpoint.
+    /// Lets an attempt that has ended put nothing more, and drops what it put, but for what is still needed of it.
     pub(crate) fn discard(&self, token: Token, kept: Option<PayloadId>) {
         self.service.discard(token, kept);
     }

@@ -88,7 +88,7 @@ impl Rehearsal {
                 Out::Note(job, note) => self.histories.of(job).push(note),
                 Out::Forget(job) => self.histories.forget(job),
                 // A harness asks the scheduler itself what its store may take.
-                Out::Progress(..) | Out::Grant(_) | Out::Revoke(_) | Out::Discard(..) | Out::DiscardResults(..) => {}
+                Out::Progress(..) | Out::Grant(_) | Out::Discard(..) | Out::DiscardResults(..) => {}
             }
         }
         Ok(Step { answers, effects })

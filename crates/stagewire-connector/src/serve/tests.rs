@@ -100,6 +100,18 @@ async fn an_orchestrators_payload_ends_by_a_token_or_by_its_holder() {
         .expect("its own attempt");
     assert!(keeper.live().is_empty());
 
+    let (handle, _) = stored(Owner::Orchestrator).await;
+    let shared = producer.shared();
+    let denied = crate::release::release(shared, &handle, None).await;
+    assert_eq!(
+        denied.expect_err("without a token").class(),
+        ErrorClass::Unauthenticated
+    );
+    crate::release::release(shared, &handle, Some(mine))
+        .await
+        .expect("its own attempt");
+    assert!(keeper.live().is_empty());
+
     // With a lease, who has the handle has the right.
     let (handle, _) = stored(Owner::Lease(Lease::Pinned)).await;
     producer.release_handle(&handle).await.expect("it is pinned until then");

@@ -25,7 +25,6 @@ pub(crate) enum Out {
     Progress(JobId, StageName, ProgressNote),
     Forget(JobId),
     Grant(Token),
-    Revoke(Token),
     /// The attempt puts nothing more into the store, and what it has put is dropped but for this payload.
     Discard(Token, Option<PayloadId>),
     DiscardResults(JobId, Vec<ArtefactInfo>),
@@ -73,9 +72,10 @@ impl Batch {
                 }
                 Event::AttemptGranted { token, .. } => self.out.push(Out::Grant(*token)),
                 Event::AttemptCompleted { token, .. } if runs_on_leaving(sched, *token) => {}
-                Event::AttemptCompleted { token, .. } | Event::PayloadMoved { token, .. } => {
-                    self.out.push(Out::Revoke(*token));
+                Event::AttemptCompleted { token, .. } => {
+                    self.out.push(Out::Discard(*token, output_of(sched, *token)));
                 }
+                Event::PayloadMoved { token, payload } => self.out.push(Out::Discard(*token, Some(payload.id))),
                 // From now on it may have the store take what it holds.
                 Event::WorkerDraining { worker, .. } => {
                     let held = sched.held_by(*worker).filter(|(token, _)| !sched.is_running(*token));
@@ -286,6 +286,13 @@ fn left_behind(sched: &Sched, job: JobId, stage: &StageName, payload: PayloadId)
     let leaves = |worker: &Worker| worker.is_draining() || worker.link() != LinkState::Attached;
     let held = output.payload.id == payload && !output.payload.stored;
     (held && sched.worker(output.worker).is_none_or(leaves)).then_some(output.token)
+}
+
+/// What the attempt has made for the next stages, where somebody may still need it.
+fn output_of(sched: &Sched, token: Token) -> Option<PayloadId> {
+    let mut runs = sched.job(token.job)?.stages().iter();
+    let live = runs.find(|run| run.phase().token() == Some(token))?.output().live();
+    live.map(|payload| payload.id)
 }
 
 /// The checkpoint that the attempt has made and that outlives it.

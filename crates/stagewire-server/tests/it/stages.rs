@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stagewire_connector::ConsumeOptions;
 use stagewire_connector::worker::{Output, Task, TaskError, Worker, WorkerOptions};
+use stagewire_connector::{ConsumeOptions, Owner, PublishSpec};
 use stagewire_core::{
-    ByteCount, Classify, DType, Entry, EntryValue, ErrorClass, Failure, PayloadKind, Progress, StageName, TensorSpec,
+    ByteCount, Classify, DType, Entry, EntryValue, ErrorClass, Failure, Manifest, PayloadKind, Progress, StageName,
+    TensorSpec,
 };
 use stagewire_transfer::Borrowed;
 use tokio::task::JoinHandle;
+
+use crate::site::PATIENCE;
 
 /// Latents are `[1, 2, 6, 100]` bytes: 3 chunks along the third dimension.
 const SHAPE: [u64; 4] = [1, 2, 6, 100];
@@ -53,7 +56,7 @@ impl Workers {
         let tasks = Arc::clone(&worker);
         let running = tokio::spawn(async move {
             while let Some(task) = tasks.next_task().await {
-                tokio::spawn(run(task));
+                tokio::spawn(run(Arc::clone(&tasks), task));
             }
         });
         self.workers.push((worker, running));
@@ -104,10 +107,10 @@ pub(crate) fn video(prompt: &str, steps: u64) -> Vec<u8> {
     video
 }
 
-async fn run(task: Task) {
+async fn run(worker: Arc<Worker>, task: Task) {
     let result = match task.stage().as_str() {
         "encode" => encode(&task).await,
-        "denoise" => denoise(&task).await,
+        "denoise" => denoise(&worker, &task).await,
         _ => decode(&task).await,
     };
     if let Err(failure) = result {
@@ -178,7 +181,19 @@ async fn resumed(task: &Task) -> Result<u64, Failure> {
     Ok(fetched.tensors[0].to_vec()[0].into())
 }
 
-async fn denoise(task: &Task) -> Result<(), Failure> {
+/// Puts a state of the attempt into the store, as one that saves it does, and does not come to say so.
+async fn save_unsaid(worker: &Worker, task: &Task) -> Result<(), Failure> {
+    let state = tensor(PayloadKind::Checkpoint, "done", &[1], vec![1]);
+    let manifest = Manifest::new(state.kind, state.entries).map_err(failure)?;
+    let spec = PublishSpec::new(task.token().job.to_string(), manifest, Owner::Orchestrator);
+    let published = worker.connector().publish(spec, state.tensors).map_err(failure)?;
+    let stored = worker
+        .connector()
+        .store(published.handle(), Some(task.token()), PATIENCE);
+    stored.await.map(drop).map_err(failure)
+}
+
+async fn denoise(worker: &Worker, task: &Task) -> Result<(), Failure> {
     let (prompt, steps) = params(task);
     let mut input = task.consume(None, ConsumeOptions::default()).map_err(failure)?;
     let fetched = input.fetch_all().await.map_err(failure)?;
@@ -193,6 +208,9 @@ async fn denoise(task: &Task) -> Result<(), Failure> {
         unit: "step".to_owned(),
     };
     let begun = resumed(task).await?;
+    if prompt == "unsaid" {
+        save_unsaid(worker, task).await?;
+    }
     if prompt == "yield" && begun == 0 {
         // Stands still after its first step until it is asked.
         task.progress(progress(1)).map_err(failure)?;

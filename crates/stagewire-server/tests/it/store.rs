@@ -2,8 +2,16 @@
 
 use reqwest::Method;
 
-use crate::site::{Site, until};
+use crate::site::{Api, Site, until};
 use crate::stages::{Workers, video};
+
+async fn until_empty(api: &Api) {
+    until("the store to be empty", || async {
+        let (_, stats) = api.get("/v1/stats").await;
+        (stats["store"]["bytes"] == 0 && stats["store"]["payloads"] == 0).then_some(())
+    })
+    .await;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_video_through_the_store() {
@@ -27,12 +35,23 @@ async fn the_same_video_through_the_store() {
     let (_, timeline) = api.get(&format!("/v1/jobs/{job}/timeline")).await;
     let handovers = timeline["handovers"].as_array().unwrap();
     assert!(handovers.iter().all(|chunk| chunk["mode"] == "store"), "{timeline}");
-    until("the store to be empty", || async {
-        let (_, stats) = api.get("/v1/stats").await;
-        (stats["store"]["bytes"] == 0 && stats["store"]["payloads"] == 0).then_some(())
-    })
-    .await;
+    until_empty(&api).await;
     assert_eq!(workers.live(), 0);
     workers.close().await;
     api.stop().await;
+}
+
+/// It had no time to: its attempt was done.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_attempt_has_put_and_not_said_goes_with_it() {
+    for site in [Site::new(), Site::stored()] {
+        let api = site.start().await;
+        let workers = Workers::attach(&site.run_dir()).await;
+        let job = api.submit("unsaid").await;
+        let shown = api.until(&job, &["succeeded", "failed"]).await;
+        assert_eq!(shown["state"], "succeeded", "{shown}");
+        until_empty(&api).await;
+        workers.close().await;
+        api.stop().await;
+    }
 }

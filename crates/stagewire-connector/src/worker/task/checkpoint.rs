@@ -11,6 +11,7 @@ use super::super::{Inner, Output, OutputPlan, TaskError, lock};
 use super::{Task, TaskState, describe};
 use crate::consume::Observer;
 use crate::error::chain;
+use crate::release::release;
 use crate::{ConsumeError, ConsumeOptions, Consumer, Owner, PublishSpec, Stop};
 
 /// How long the store may wait for room. The attempt goes on without this checkpoint then.
@@ -222,11 +223,11 @@ impl Drop for Kept {
             return;
         }
         let connector = Arc::clone(&self.worker.connector);
-        let handle = self.handle.clone();
+        let (handle, token) = (self.handle.clone(), self.token);
         connector.release(handle.payload);
         let runtime = connector.shared().runtime().clone();
         runtime.spawn(async move {
-            if let Err(error) = connector.release_handle(&handle).await {
+            if let Err(error) = release(connector.shared(), &handle, Some(token)).await {
                 tracing::warn!(%error, "a checkpoint that nobody needs was not released");
             }
         });

@@ -122,7 +122,7 @@ impl Rig {
         self.does(Input::Drain { scope, within: None });
     }
 
-    fn publish(&mut self, worker: Incarnation, token: Token, stored: bool) {
+    fn publish(&mut self, worker: Incarnation, token: Token, stored: bool) -> Vec<Out> {
         let payload = PayloadInfo {
             id: PayloadId(Uuid::from_u128(7)),
             nbytes: ByteCount(1),
@@ -130,7 +130,7 @@ impl Rig {
             stored,
             handle: vec![].into(),
         };
-        self.does(Input::Published { worker, token, payload });
+        self.does(Input::Published { worker, token, payload })
     }
 }
 
@@ -143,22 +143,23 @@ fn denoise() -> StageSpec {
     }
 }
 
-fn revokes(out: &[Out], token: Token) -> bool {
-    out.iter()
-        .any(|out| matches!(out, Out::Revoke(other) if *other == token))
+/// Which payload alone is kept of what the attempt has put into the store; `None` where it may put more.
+fn kept(out: &[Out], token: Token) -> Option<Option<u128>> {
+    out.iter().find_map(|out| match out {
+        Out::Discard(other, kept) if *other == token => Some(kept.map(|payload| payload.0.as_u128())),
+        _ => None,
+    })
 }
 
 /// The store goes on to take what a worker that leaves has made, until it is moved or released. Where there is nothing to
 /// take, nothing would ever end that.
 #[test]
-fn a_token_is_revoked_once_nothing_of_its_attempt_can_go_to_the_store() {
+fn an_attempt_puts_no_more_once_nothing_of_it_can_go_to_the_store() {
     let mut rig = Rig::new(&["paint"], vec![]);
     let (worker, token) = rig.run("paint");
     rig.drain(worker);
-    assert!(
-        revokes(&rig.complete(worker, token, None), token),
-        "a last stage has no output"
-    );
+    let out = rig.complete(worker, token, None);
+    assert_eq!(kept(&out, token), Some(None), "a last stage has no output");
 
     for stored in [false, true] {
         let mut rig = Rig::new(&["encode", "decode"], vec![edge("encode", "decode")]);
@@ -166,7 +167,12 @@ fn a_token_is_revoked_once_nothing_of_its_attempt_can_go_to_the_store() {
         rig.drain(worker);
         rig.publish(worker, token, stored);
         let out = rig.complete(worker, token, None);
-        assert_eq!(revokes(&out, token), stored, "the worker holds it, or the store does");
+        let ended = stored.then_some(Some(7));
+        assert_eq!(kept(&out, token), ended, "the worker holds it, or the store does");
+        if !stored {
+            let out = rig.publish(worker, token, true);
+            assert_eq!(kept(&out, token), Some(Some(7)), "it has moved");
+        }
     }
 }
 
@@ -207,6 +213,22 @@ fn a_redrive_discards_the_results_of_the_life_before() {
     );
 }
 
+/// A checkpoint that was on its way to the store when the attempt was done is nobody's.
+#[test]
+fn all_that_a_completed_attempt_has_put_is_discarded_but_for_its_output() {
+    for stored in [false, true] {
+        let mut rig = Rig::of(
+            vec![denoise(), StageSpec::new(name("decode"))],
+            vec![edge("denoise", "decode")],
+        );
+        let (worker, token) = rig.run("denoise");
+        rig.checkpoint(worker, token, 8);
+        rig.publish(worker, token, stored);
+        let out = rig.complete(worker, token, None);
+        assert_eq!(kept(&out, token), Some(Some(7)), "{out:?}");
+    }
+}
+
 /// What it had put into the store besides, it had not said yet.
 #[test]
 fn all_that_an_attempt_has_put_is_discarded_with_it_but_for_its_checkpoint() {
@@ -214,14 +236,11 @@ fn all_that_an_attempt_has_put_is_discarded_with_it_but_for_its_checkpoint() {
     let (worker, token) = rig.run("denoise");
     rig.checkpoint(worker, token, 7);
     let out = rig.does(Input::WorkerLost { worker });
-    let kept = Some(PayloadId(Uuid::from_u128(7)));
-    let keeps = |out: &Out| matches!(out, Out::Discard(other, payload) if (*other, *payload) == (token, kept));
-    assert!(out.iter().any(keeps), "{out:?}");
+    assert_eq!(kept(&out, token), Some(Some(7)), "{out:?}");
     // The one that another attempt has made is not this one's to keep.
     let (worker, second) = rig.run("denoise");
     let out = rig.does(Input::WorkerLost { worker });
-    let all = |out: &Out| matches!(out, Out::Discard(other, None) if *other == second);
-    assert!(out.iter().any(all), "{out:?}");
+    assert_eq!(kept(&out, second), Some(None), "{out:?}");
 }
 
 /// The checkpoint of a stage that is done is released, and the output of the same attempt has yet to go to the store.
@@ -236,6 +255,5 @@ fn what_a_worker_that_leaves_has_made_outlives_its_checkpoint() {
     let out = rig.complete(worker, token, None);
     let releases = |out: &Out| matches!(out, Out::Effect(Effect::Release { payload, .. }) if payload.0.as_u128() == 8);
     assert!(out.iter().any(releases), "{out:?}");
-    let ends = |out: &Out| matches!(out, Out::Discard(other, _) | Out::Revoke(other) if *other == token);
-    assert!(!out.iter().any(ends), "the store may yet take the output: {out:?}");
+    assert_eq!(kept(&out, token), None, "the store may yet take the output: {out:?}");
 }
