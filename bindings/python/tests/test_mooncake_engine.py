@@ -375,6 +375,8 @@ class Loopback:
         self.registered: dict[int, int] = {}
         self.outcome = 1
         self.begins = True
+        self.loses = 0
+        """The engine gives up on slices of so many bytes."""
         self.register_returns = 0
 
     def get_rpc_port(self) -> int:
@@ -407,11 +409,12 @@ class Loopback:
     def transfer_check_status(self, number: int) -> int:
         # Asked once more after the end, the wheel would crash; this raises.
         to, source, length = self.pending[number]
-        if self.outcome == 1:
+        outcome = -1 if length == self.loses else self.outcome
+        if outcome == 1:
             ctypes.memmove(to, source, length)
-        if self.outcome in {1, -1}:
+        if outcome in {1, -1}:
             del self.pending[number]
-        return self.outcome
+        return outcome
 
 
 def loopback(engine: Loopback | None = None, **options: Any) -> EngineTransport:
@@ -452,6 +455,22 @@ def test_return_codes_become_errors() -> None:
     with pytest.raises(errors.Unavailable, match="-7") as refused:
         reader.register(zeros(10))
     assert refused.value.reason == "register.backend"
+
+
+@pytest.mark.parametrize("way", ["read", "write"])
+def test_the_record_that_the_engine_gave_up_on_is_named(way: str) -> None:
+    owner, engine = loopback(), Loopback()
+    other = loopback(engine)
+    region = owner.register(zeros(1000), writable=True)
+    engine.loses = 7
+    # Rows of 10 and 7 bytes; the second and third are not next to what comes before on the other side.
+    records = [(0, 0, 10, 3, 20, 30), (100, 200, 10, 1, 0, 0), (300, 400, 7, 2, 50, 60)]
+    with other.pin(owner.address, region.reference) as pinned:
+        with pytest.raises(errors.Unavailable, match="record 2 of the batch") as failed:
+            getattr(pinned, way)(zeros(1000), records=records)
+        assert failed.value.reason == ("transfer.backend" if way == "read" else "transfer.in_doubt")
+        if way == "read":
+            assert failed.value.details["record"] == "2"
 
 
 def test_memory_is_registered_while_its_region_lives() -> None:

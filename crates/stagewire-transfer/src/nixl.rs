@@ -346,6 +346,7 @@ impl Remote for NixlRemote {
                 peer: link.peer(),
                 region: region.region,
                 what: "pin",
+                record: None,
                 problem,
             };
             let place = grip.place();

@@ -181,6 +181,7 @@ impl TcpPinned {
             peer,
             region,
             what,
+            record: None,
             problem,
         };
         let ended = match fault {

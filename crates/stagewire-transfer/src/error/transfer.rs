@@ -132,12 +132,14 @@ pub enum TransferError {
         ability: &'static str,
         instead: &'static str,
     },
-    #[error("{transport} cannot {what} for region {region} of peer {peer}: {problem}")]
+    #[error("{transport} cannot {what} for region {region} of peer {peer}{}: {problem}", of_batch(*record))]
     Backend {
         transport: &'static str,
         peer: Incarnation,
         region: u64,
         what: &'static str,
+        /// Where the backend says which it was; NIXL does not.
+        record: Option<usize>,
         problem: String,
     },
     #[error(
@@ -170,9 +172,14 @@ impl TransferError {
             | Self::Corrupt { record, .. }
             | Self::Unreadable { record, .. }
             | Self::Overlap { first: record, .. } => Some(*record),
+            Self::Backend { record, .. } => *record,
             _ => None,
         }
     }
+}
+
+fn of_batch(record: Option<usize>) -> String {
+    record.map_or_else(String::new, |record| format!(", in record {record} of the batch"))
 }
 
 impl Classify for TransferError {

@@ -38,6 +38,7 @@ impl AskError {
                 peer,
                 region,
                 what,
+                record: None,
                 problem,
             },
         }

@@ -74,6 +74,7 @@ impl Link {
                 peer,
                 region: region.region,
                 what: "pin",
+                record: None,
                 problem: format!(
                     "the owner answers with {:?}, which says nothing to {}",
                     grip.place,
@@ -113,6 +114,7 @@ impl Link {
                 peer,
                 region,
                 what: "pin",
+                record: None,
                 problem,
             },
             Refusal::Full(Full { what, held, most }) => {

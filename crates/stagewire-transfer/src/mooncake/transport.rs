@@ -221,6 +221,7 @@ fn backend(grip: &Grip, what: &'static str, problem: String) -> TransferError {
         peer: grip.link().peer(),
         region: grip.region(),
         what,
+        record: None,
         problem,
     }
 }

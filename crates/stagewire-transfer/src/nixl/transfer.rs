@@ -116,6 +116,7 @@ impl NixlPinned {
             peer: link.peer(),
             region: grip.region(),
             what: "move bytes",
+            record: None,
             problem: fault.to_string(),
         }
     }

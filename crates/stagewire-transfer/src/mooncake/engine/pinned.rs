@@ -13,6 +13,7 @@ use super::lane::Lane;
 use super::placer::QUARANTINE;
 use super::transport::KIND;
 use super::{EngineMemory, EngineOperation, EngineSlice};
+use crate::batch::{record_reading, records_writing};
 use crate::budget::Spent;
 use crate::copy::{Piece, Plan, Shape};
 use crate::link::Grip;
@@ -74,18 +75,21 @@ impl EnginePinned {
             None => Err(backend(
                 &grip,
                 "pin",
+                None,
                 format!("it says that the region is at {:?}", grip.place()),
             )),
         }
     }
 
-    /// Moves the pieces, and proves that the pin was held until they had arrived.
+    /// Moves the pieces, and proves that the pin was held until they had arrived. `record` gives the record of the batch that
+    /// a byte of the region belongs to.
     async fn transfer(
         &self,
         operation: EngineOperation,
         slices: Vec<EngineSlice>,
         local: EngineMemory,
         here: Here,
+        record: impl FnOnce(u64) -> Option<usize>,
     ) -> Result<Here, TransferError> {
         let hold = Hold {
             here,
@@ -104,7 +108,7 @@ impl EnginePinned {
                 Ok(Err(lost)) => Err(lost),
                 _ if !self.grip.link().is_alive() => Err(self.grip.link().peer_lost()),
                 _ => {
-                    let error = self.failed(failure);
+                    let error = self.failed(failure, record);
                     // What went out before may wait in the peer's sockets.
                     let is_in_doubt = begun && operation == EngineOperation::Write;
                     Err(if is_in_doubt {
@@ -127,13 +131,15 @@ impl EnginePinned {
         }
     }
 
-    fn failed(&self, failure: Failure) -> TransferError {
+    fn failed(&self, failure: Failure, record: impl FnOnce(u64) -> Option<usize>) -> TransferError {
         let (peer, segment) = (self.grip.link().peer(), self.lane.segment());
-        let backend = |what, problem| backend(&self.grip, what, problem);
+        let backend = |what, record, problem| backend(&self.grip, what, record, problem);
+        let of = |slice: &EngineSlice| record(slice.remote - self.remote);
         match failure {
-            Failure::Register(error) => backend("register the memory of this side", error.to_string()),
+            Failure::Register(error) => backend("register the memory of this side", None, error.to_string()),
             Failure::Submit { slice, error } => backend(
                 "begin a transfer",
+                of(&slice),
                 format!(
                     "{error}, for {} bytes at {:#x} of segment {segment}; look whether that address is reachable from here",
                     slice.len, slice.remote
@@ -141,12 +147,13 @@ impl EnginePinned {
             ),
             Failure::Slice { slice, after } => backend(
                 "move bytes",
+                of(&slice),
                 format!(
                     "the engine gave up on {} bytes at {:#x} of segment {segment} after {after:?}; try again",
                     slice.len, slice.remote
                 ),
             ),
-            Failure::Thread(error) => backend("look after a transfer", error.to_string()),
+            Failure::Thread(error) => backend("look after a transfer", None, error.to_string()),
             Failure::Stuck {
                 failures,
                 within,
@@ -177,10 +184,9 @@ impl Pinned for EnginePinned {
         let local = span(dst.as_ptr().addr().get(), dst.len(), dst.device());
         pull_with(&self.grip, records, dst, &options, SHAPE, |plan, claim| async move {
             let slices = slices(&plan, |piece| (local.address + piece.dst, remote + piece.src));
-            match self
-                .transfer(EngineOperation::Read, slices, local, Here::Pull(claim))
-                .await?
-            {
+            let record = |byte| Some(record_reading(records, byte));
+            let moved = self.transfer(EngineOperation::Read, slices, local, Here::Pull(claim), record);
+            match moved.await? {
                 Here::Pull(claim) => Ok(claim),
                 Here::Push { .. } => unreachable!("a pull gives its claim back"),
             }
@@ -196,7 +202,14 @@ impl Pinned for EnginePinned {
             let memory = src.clone();
             begun.store(plan.bytes(), Ordering::Relaxed);
             let slices = slices(&plan, |piece| (local.address + piece.src, remote + piece.dst));
-            let moved = self.transfer(EngineOperation::Write, slices, local, Here::Push { memory, spent });
+            let record = |byte| records_writing(records, byte).next();
+            let moved = self.transfer(
+                EngineOperation::Write,
+                slices,
+                local,
+                Here::Push { memory, spent },
+                record,
+            );
             async { moved.await.map(drop) }
         });
         pushed.await.map_err(|error| {
@@ -227,12 +240,13 @@ fn address(place: Place, len: u64) -> Option<u64> {
     }
 }
 
-fn backend(grip: &Grip, what: &'static str, problem: String) -> TransferError {
+fn backend(grip: &Grip, what: &'static str, record: Option<usize>, problem: String) -> TransferError {
     TransferError::Backend {
         transport: KIND.name(),
         peer: grip.link().peer(),
         region: grip.region(),
         what,
+        record,
         problem,
     }
 }
