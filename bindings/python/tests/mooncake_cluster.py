@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import peers
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,13 +107,34 @@ class Master:
         self.kill()
 
 
+ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Runs a program as on another host: its processes cannot be seen from here, and it sees none of these."""
+
+
+def need_elsewhere() -> None:
+    """Skips the test where this user may not do that."""
+    try:
+        done = subprocess.run([*ELSEWHERE, "true"], capture_output=True, text=True, check=False)
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    if done.returncode != 0:
+        pytest.skip(done.stderr.strip())
+
+
 class Child:
     """A script in a process of its own: by default a client of the store, which lends memory where it is told to."""
 
-    def __init__(self, master: str, *, script: str = "mooncake_store_peer.py", **options: Any) -> None:
+    def __init__(
+        self,
+        master: str,
+        *,
+        script: str = "mooncake_store_peer.py",
+        under: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
         environment = os.environ | {"STAGEWIRE_PEERS": str(peers.FOLDER), "PYTHONPATH": os.pathsep.join(sys.path)}
         self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name(script), json.dumps({"master": master, **options})],
+            [*under, sys.executable, Path(__file__).with_name(script), json.dumps({"master": master, **options})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from typing import Any
 
@@ -10,13 +11,16 @@ import peers
 peers.use_mooncake()
 
 from mooncake_child import serve  # noqa: E402
+from stagewire import _mooncake_claim  # noqa: E402
 from stagewire.diffusion import DiffusionConnector, StageHandle  # noqa: E402
 
 
 class Peer:
     """The commands, by name."""
 
-    def __init__(self, master: str, **options: Any) -> None:
+    def __init__(self, master: str, claim_lasts: float | None = None, **options: Any) -> None:
+        if claim_lasts is not None:
+            _mooncake_claim.LASTS = claim_lasts
         config = {"backend": "mooncake", "master": master, **options}
         self.connector = DiffusionConnector(
             "decode", "store", store_config=config, run_dir=tempfile.mkdtemp(prefix="sw-"), deadline=20.0
@@ -46,8 +50,22 @@ class Peer:
         self.reading = self.connector.consume(bytes.fromhex(data), framework="torch")
         return list(next(self.reading).shape)
 
+    def end(self) -> int:
+        """How many more chunks there were."""
+        return sum(1 for _ in self.reading)
+
     def give_up(self) -> None:
         self.reading.close()
+
+    def die_before_removing(self) -> None:
+        """From now on this process ends at once where it would remove what it has read."""
+        store: Any = self.connector._store
+
+        def remove(*_: object, **__: object) -> None:
+            # The first process of a host of its own cannot kill itself.
+            os._exit(1)
+
+        store._store.remove = remove
 
 
 if __name__ == "__main__":

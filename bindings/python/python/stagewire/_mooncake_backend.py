@@ -287,6 +287,8 @@ class Reading:
                     raise Conflict("this reader is closed: call consume again", reason="consume.closed")
                 if self._exclusive and self._claim is None:
                     self._claim = self._store._claim(self._placed, self._until)
+                if self._claim is not None:
+                    self._claim.check(self._until)
                 yield
             finally:
                 self._one_at_a_time.release()
@@ -307,11 +309,19 @@ class Reading:
         if claim is None:
             return
         try:
-            self._store.remove(self._placed, deadline=self._within)
+            removed = self._store.remove(self._placed, deadline=self._within)
             claim.forget()
         except BaseException:
             claim.release()
             raise
+        # One of all who remove it is told that it was there. That one has got the payload.
+        if not removed:
+            raise NotFound(
+                f"payload {self._handle.payload_id} was read, but is gone: another consumer has got it, or it has "
+                "expired or was lost meanwhile",
+                reason="payload.gone",
+                details={"payload": self._handle.payload_id},
+            )
 
 
 class _Expiries:

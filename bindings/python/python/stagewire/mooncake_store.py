@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from . import _arguments
 from ._bundle import wrap
-from ._mooncake_claim import Claim
+from ._mooncake_claim import Claim, Renewals
 from ._mooncake_client import NO_ROOM, NOT_FOUND, Client, Until, failure
 from ._mooncake_objects import Layout, Placed, Run, whole
 from ._mooncake_reads import Reads
@@ -121,6 +121,7 @@ class MooncakeStore:
         staging = Staging(self.block_bytes, register, unregister)
         self._writes = Writes(self._client, staging, direct=tcp)
         self._reads = Reads(self._client, staging, direct=tcp)
+        self._renewals = Renewals()
 
     def put(self, parts: Sequence[Any], *, payload_id: str | None = None, deadline: float | None = None) -> Placed:
         """Writes a payload. It stays until it is removed.
@@ -239,17 +240,21 @@ class MooncakeStore:
     def claim(self, placed: Placed, *, deadline: float | None = None) -> Claim:
         """Keeps other readers that claim it out, until it is released, or this process dies.
 
-        Of a process of another host nobody sees that it has died: its claim ends after 30 s, also where it lives, when
-        another one asks for it.
+        Of a process of another host nobody sees that it has died: its claim, which it renews while it lives, is over
+        when it is 30 s old. Who may have stood still for so long finds out by `Claim.check` whether another one has
+        taken it over. Of several that remove a payload, one is told that it was there.
 
         Raises:
             Conflict: Another reader has it.
+            NotFound: It is not there (any more).
             Unavailable, Deadline: As `remove`.
         """
         return self._claim(placed, self._until(deadline))
 
     def _claim(self, placed: Placed, until: Until) -> Claim:
-        return Claim.make(self._client, self._reads, placed, until)
+        claim = Claim.make(self._client, self._reads, placed, until)
+        self._renewals.add(claim)
+        return claim
 
     def stats(self) -> dict[str, int]:
         """Counts by name: bytes written and read, copies through staging buffers, calls that have not ended."""
@@ -261,6 +266,7 @@ class MooncakeStore:
         Returns:
             Whether it has ended. Where a call does not end within the deadline, it ends later, by itself.
         """
+        self._renewals.close()
         self._reads.close()
         return self._client.close(self.deadline if deadline is None else deadline)
 
