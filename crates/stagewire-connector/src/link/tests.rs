@@ -67,6 +67,9 @@ async fn requests_to_a_holder_that_stands_still_do_not_pile_up() {
     let connector = Connector::start(options).await.expect("a connector");
     let Still { peer, go_on, read } = still(connector.peer(), &dir.path().join("run/peers"));
     let shared = connector.shared();
+    // It greets one connection, which nobody with a deadline is to give up.
+    let link = timeout(PATIENCE, shared.links().to(&peer)).await;
+    drop(link.expect("at once").expect("it is connected"));
     let mut longest = 0;
     for _ in 0..ROUNDS {
         let asking = (0..AT_ONCE).map(|n| {
