@@ -119,7 +119,9 @@ impl StoreService {
                     // The answer to an earlier put was lost.
                     let live = known.ok_or_else(|| conflict(handle.payload))?;
                     let complete = bytes != PutBytes::Consumed;
-                    return existing(&shared, &live, &handle, capability, complete).await;
+                    if let Some(taken) = existing(&shared, &live, &handle, capability, complete).await? {
+                        return Ok(taken);
+                    }
                 }
                 Err(error) => return Err(error.to_failure()),
             }
@@ -302,29 +304,28 @@ fn here(shared: &Shared, handle: Handle, capability: Capability, object: &dyn Ob
 
 /// The handle of a payload that is here already, for who may read it. `complete` says that the put may be undone, if those
 /// before it could be. One of a payload that is to be consumed settles it: its producer relies on the answer.
+/// `None` where it ended meanwhile, as a put before this one was undone: the bytes are to be taken from their producer then.
 async fn existing(
     shared: &Shared,
     live: &Arc<Live>,
     handle: &Handle,
     capability: Capability,
     complete: bool,
-) -> Result<Taken, Failure> {
+) -> Result<Option<Taken>, Failure> {
     let mut found = Handle::clone(live.handle());
     if found.mode != TransferMode::Store || found.manifest != handle.manifest || found.capability != capability {
         return Err(conflict(handle.payload));
     }
-    if let Some(brought) = live.bring().await? {
-        found.regions = brought.regions;
+    match live.bring().await {
+        Ok(Some(brought)) => found.regions = brought.regions,
+        Err(failure) if shared.table().has(live) => return Err(failure),
+        Ok(None) | Err(_) => {}
     }
     let right = handle.capability;
     let undo = live.found_by(complete.then_some(right)).then_some(right);
-    if !shared.table().has(live) {
-        // It ended meanwhile, perhaps because a put before this one was undone.
-        let message = format!("payload {} was taken back just now; put it again", handle.payload);
-        return Err(Failure::new(ErrorClass::Unavailable, "store.lost", message));
-    }
     let handle = Arc::new(found);
-    Ok(Taken { handle, undo })
+    let there = shared.table().has(live);
+    Ok(there.then_some(Taken { handle, undo }))
 }
 
 /// What the store may do with a payload of this owner when it needs room.

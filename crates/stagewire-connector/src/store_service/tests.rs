@@ -260,6 +260,81 @@ async fn a_put_is_undone_unless_another_has_found_it() {
     assert_eq!(world.keeper.live(), [payload], "the only copy was taken back");
 }
 
+/// Whether the one that is undone was being brought back to memory just then or not.
+#[tokio::test]
+async fn a_put_that_finds_one_being_undone_is_taken_itself() {
+    for fails in [false, true] {
+        let world = World::new().await;
+        let (shared, store) = (world.keeper.shared(), world.service.store());
+        let first = Handle::clone(world.publication.handle());
+        let payload = first.payload;
+        let object = NewObject::new(payload, [ByteCount(4)]);
+        let object = store
+            .create(object)
+            .await
+            .expect("room")
+            .seal()
+            .await
+            .expect("it is whole");
+        let (bringing, [before, right]) = (
+            Arc::new(Bringing::new(fails)),
+            [7, 8].map(|of| Capability::from_random([of; 16])),
+        );
+        let capability = first.capability;
+        let found = Arc::new(here(shared, first, capability, &*object));
+        let live = Live::new(
+            found,
+            Owner::Lease(Lease::Pinned),
+            Arc::clone(&bringing) as Arc<dyn Keep>,
+        );
+        let live = live.put_with(before);
+        shared.hold(live, None).expect("nobody else has it").seal();
+
+        let mut putting = Box::pin(world.put_for(right, sent(4)));
+        assert!(
+            futures::poll!(&mut putting).is_pending(),
+            "what is found is being brought back"
+        );
+        shared.table().undo(payload, before);
+        store.remove(payload);
+        bringing.go_on.notify_one();
+        let taken = putting.await.expect("its bytes came along");
+        assert_eq!(taken.undo, Some(right));
+        assert_eq!(world.keeper.live(), [payload]);
+        let object = store.get(payload).await.expect("it is there");
+        assert_eq!(object.part(0), Some([1; 4].as_slice()));
+    }
+}
+
+/// In a store that takes its time.
+#[derive(Debug)]
+struct Bringing {
+    go_on: tokio::sync::Notify,
+    fails: bool,
+}
+
+impl Bringing {
+    fn new(fails: bool) -> Self {
+        let go_on = tokio::sync::Notify::new();
+        Self { go_on, fails }
+    }
+}
+
+#[async_trait]
+impl Keep for Bringing {
+    fn is_stored(&self) -> bool {
+        true
+    }
+
+    async fn bring(&self) -> Result<Option<Brought>, Failure> {
+        self.go_on.notified().await;
+        if self.fails {
+            return Err(closed());
+        }
+        Ok(None)
+    }
+}
+
 /// Bytes that are pinned are copied, and those of a payload that has ended are not.
 #[tokio::test]
 async fn what_is_complete_is_copied_or_refused() {
