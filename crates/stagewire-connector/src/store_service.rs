@@ -67,12 +67,12 @@ impl StoreService {
         &self.store
     }
 
-    /// Lets an attempt that has ended put nothing more, and takes away what it has put, but for one payload that is to
+    /// Lets an attempt that has ended put nothing more, and takes away what it has put, but for payloads that are to
     /// outlive it.
-    pub fn discard(&self, token: Token, kept: Option<PayloadId>) {
+    pub fn discard(&self, token: Token, kept: &[PayloadId]) {
         self.store.gate().revoke(token);
         let written = self.store.written_by(token).into_iter();
-        for payload in written.filter(|payload| kept != Some(*payload)) {
+        for payload in written.filter(|payload| !kept.contains(payload)) {
             if let Some(shared) = self.shared.upgrade() {
                 shared.table().release(payload, Gone::Released);
             }

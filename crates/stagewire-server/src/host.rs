@@ -79,7 +79,7 @@ impl StoreHost {
     }
 
     /// Lets an attempt that has ended put nothing more, and drops what it put, but for what is still needed of it.
-    pub(crate) fn discard(&self, token: Token, kept: Option<PayloadId>) {
+    pub(crate) fn discard(&self, token: Token, kept: &[PayloadId]) {
         self.service.discard(token, kept);
     }
 

@@ -36,7 +36,7 @@ impl Outlet {
             Out::Progress(job, stage, note) => self.histories.of(job).progress(stage, note),
             Out::Forget(job) => self.forget(job),
             Out::Grant(token) => self.store.grant(token),
-            Out::Discard(token, kept) => self.store.discard(token, kept),
+            Out::Discard(token, kept) => self.store.discard(token, &kept),
             Out::DiscardResults(job, files) => self.artefacts.discard_soon(job, files),
         }
     }

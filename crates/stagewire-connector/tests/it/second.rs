@@ -274,7 +274,7 @@ impl Served {
                 return Ok(Answer::Peer(connector.peer().clone()));
             }
             Ask::Grant { token } => self.store.as_ref().expect("served").store().gate().grant(token),
-            Ask::Discard { token } => self.store.as_ref().expect("served").discard(token, None),
+            Ask::Discard { token } => self.store.as_ref().expect("served").discard(token, &[]),
             Ask::UseStore { peer } => connector.set_store(Some(peer)),
             Ask::Store { payload, token, wait } => {
                 let handle = self.publications[&payload].handle().clone();

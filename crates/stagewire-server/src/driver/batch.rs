@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use stagewire_core::{Classify, Epoch, Incarnation, JobId, PayloadId, StageName, Timestamp, Token, TransferMode};
 use stagewire_sched::{
-    ArtefactInfo, Decision, Effect, Event, Input, Job, JobNotice, LinkState, NoticeKind as Notice, Output, Phase,
-    Refusal, Sched, Worker,
+    ArtefactInfo, Decision, Effect, Event, Input, Job, JobNotice, NoticeKind as Notice, Output, Phase, Refusal, Sched,
+    Worker,
 };
 
 use super::record::{Record, encode};
@@ -25,8 +25,8 @@ pub(crate) enum Out {
     Progress(JobId, StageName, ProgressNote),
     Forget(JobId),
     Grant(Token),
-    /// The attempt puts nothing more into the store, and what it has put is dropped but for this payload.
-    Discard(Token, Option<PayloadId>),
+    /// The attempt puts nothing more into the store, and what it has put is dropped but for these payloads.
+    Discard(Token, Vec<PayloadId>),
     DiscardResults(JobId, Vec<ArtefactInfo>),
 }
 
@@ -71,25 +71,10 @@ impl Batch {
                     self.names.insert(worker.incarnation, worker.name.clone());
                 }
                 Event::AttemptGranted { token, .. } => self.out.push(Out::Grant(*token)),
-                Event::AttemptCompleted { token, .. } if runs_on_leaving(sched, *token) => {}
-                Event::AttemptCompleted { token, .. } => {
-                    self.out.push(Out::Discard(*token, output_of(sched, *token)));
-                }
-                Event::PayloadMoved { token, payload } => self.out.push(Out::Discard(*token, Some(payload.id))),
                 // From now on it may have the store take what it holds.
                 Event::WorkerDraining { worker, .. } => {
                     let held = sched.held_by(*worker).filter(|(token, _)| !sched.is_running(*token));
                     self.out.extend(held.map(|(token, _)| Out::Grant(token)));
-                }
-                Event::PayloadLost { job, stage, payload } | Event::PayloadReleased { job, stage, payload } => {
-                    let left = left_behind(sched, *job, stage, *payload);
-                    self.out.extend(left.map(|token| Out::Discard(token, None)));
-                }
-                Event::AttemptFailed { token, .. }
-                | Event::AttemptLost { token, .. }
-                | Event::AttemptFenced { token, .. }
-                | Event::AttemptYielded { token, .. } => {
-                    self.out.push(Out::Discard(*token, checkpoint_of(sched, *token)));
                 }
                 Event::JobRedriven { job } => {
                     let results = sched.job(*job).into_iter().flat_map(Job::results);
@@ -98,13 +83,13 @@ impl Batch {
                         self.out.push(Out::DiscardResults(*job, files));
                     }
                 }
-                Event::JobEnded { job, .. } => {
-                    let tokens = sched.job(*job).into_iter().flat_map(running);
-                    self.out.extend(tokens.map(|token| Out::Discard(token, None)));
-                }
                 _ => {}
             }
+            let ended = puts_no_more(sched, &event);
             sched.apply(now, &event);
+            let ended = ended.filter(|token| !sched.is_running(*token));
+            self.out
+                .extend(ended.map(|token| Out::Discard(token, known_of(sched, token))));
             if event.is_durable() {
                 self.records.push(Record::Event(now, event));
                 self.durable = true;
@@ -268,6 +253,22 @@ impl Batch {
     }
 }
 
+/// The attempt that has nothing left, with this event, which the store may yet take; unless it runs on.
+fn puts_no_more(sched: &Sched, event: &Event) -> Option<Token> {
+    match event {
+        Event::AttemptCompleted { token, .. } => (!runs_on_leaving(sched, *token)).then_some(*token),
+        Event::AttemptFailed { token, .. }
+        | Event::AttemptLost { token, .. }
+        | Event::AttemptFenced { token, .. }
+        | Event::AttemptYielded { token, .. }
+        | Event::PayloadMoved { token, .. } => Some(*token),
+        Event::PayloadLost { job, stage, payload } | Event::PayloadReleased { job, stage, payload } => {
+            held_of(sched, *job, stage, *payload)
+        }
+        _ => None,
+    }
+}
+
 /// Whether the worker of the attempt drains and holds its output: the store may yet take that, once the attempt is done.
 fn runs_on_leaving(sched: &Sched, token: Token) -> bool {
     let runs = sched.job(token.job).into_iter().flat_map(Job::stages);
@@ -277,29 +278,29 @@ fn runs_on_leaving(sched: &Sched, token: Token) -> bool {
     workers.any(|worker| sched.worker(worker).is_some_and(Worker::is_draining))
 }
 
-/// The attempt whose output this is, where a worker holds it that leaves or is gone: it may have put that into the store and
-/// not said so.
-fn left_behind(sched: &Sched, job: JobId, stage: &StageName, payload: PayloadId) -> Option<Token> {
+/// The attempt whose output this is, where a worker holds it: one that leaves, or that left under the server before, may
+/// have put that into the store and not said so.
+fn held_of(sched: &Sched, job: JobId, stage: &StageName, payload: PayloadId) -> Option<Token> {
     let Output::Live(output) = sched.job(job)?.stage(stage)?.output() else {
         return None;
     };
-    let leaves = |worker: &Worker| worker.is_draining() || worker.link() != LinkState::Attached;
     let held = output.payload.id == payload && !output.payload.stored;
-    (held && sched.worker(output.worker).is_none_or(leaves)).then_some(output.token)
+    held.then_some(output.token)
 }
 
-/// What the attempt has made for the next stages, where somebody may still need it.
-fn output_of(sched: &Sched, token: Token) -> Option<PayloadId> {
-    let mut runs = sched.job(token.job)?.stages().iter();
-    let live = runs.find(|run| run.phase().token() == Some(token))?.output().live();
-    live.map(|payload| payload.id)
-}
-
-/// The checkpoint that the attempt has made and that outlives it.
-fn checkpoint_of(sched: &Sched, token: Token) -> Option<PayloadId> {
-    let mut runs = sched.job(token.job)?.stages().iter();
-    runs.find_map(|run| run.checkpoint().filter(|kept| kept.token == token))
-        .map(|kept| kept.payload.id)
+/// What the attempt has made that somebody may still need: its output and its checkpoint.
+fn known_of(sched: &Sched, token: Token) -> Vec<PayloadId> {
+    let runs = sched.job(token.job).into_iter().flat_map(Job::stages);
+    let known = runs.flat_map(|run| {
+        let output = match run.output() {
+            Output::Live(live) => (live.token == token).then_some(&live.payload),
+            Output::Shared(shared) => (shared.token == token).then_some(&shared.payload),
+            Output::None | Output::Gone { .. } => None,
+        };
+        let checkpoint = run.checkpoint().filter(|kept| kept.token == token);
+        output.into_iter().chain(checkpoint.map(|kept| &kept.payload))
+    });
+    known.map(|payload| payload.id).collect()
 }
 
 /// Tokens of the attempts of a job that run.

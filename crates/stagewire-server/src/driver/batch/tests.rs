@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use stagewire_core::{ByteCount, ErrorClass, Failure, PayloadId};
 use stagewire_sched::{
-    DrainScope, EdgeSpec, Flow, Limits, PayloadInfo, ResultInfo, StageKind, StageSpec, Topology, WorkerInfo,
+    DrainScope, EdgeSpec, Flow, Holder, Limits, PayloadInfo, ResultInfo, StageKind, StageSpec, Topology, WorkerInfo,
 };
 use uuid::Uuid;
 
@@ -72,6 +72,14 @@ impl Rig {
     /// A new worker of the stage, which runs the job.
     fn run(&mut self, stage: &str) -> (Incarnation, Token) {
         let worker = Incarnation(Uuid::new_v4());
+        self.attach(worker, stage, vec![]);
+        let phase = self.sched.job(self.job).unwrap().stage(&name(stage)).unwrap().phase();
+        let token = phase.token().unwrap();
+        self.does(Input::Accept { worker, token });
+        (worker, token)
+    }
+
+    fn attach(&mut self, worker: Incarnation, stage: &str, holding: Vec<PayloadId>) {
         self.does(Input::WorkerAttached {
             worker: WorkerInfo {
                 incarnation: worker,
@@ -83,12 +91,8 @@ impl Rig {
                 place: stagewire_sched::Place::default(),
             },
             running: vec![],
-            holding: vec![],
+            holding,
         });
-        let phase = self.sched.job(self.job).unwrap().stage(&name(stage)).unwrap().phase();
-        let token = phase.token().unwrap();
-        self.does(Input::Accept { worker, token });
-        (worker, token)
     }
 
     fn complete(&mut self, worker: Incarnation, token: Token, result: Option<ResultInfo>) -> Vec<Out> {
@@ -143,12 +147,23 @@ fn denoise() -> StageSpec {
     }
 }
 
-/// Which payload alone is kept of what the attempt has put into the store; `None` where it may put more.
-fn kept(out: &[Out], token: Token) -> Option<Option<u128>> {
-    out.iter().find_map(|out| match out {
-        Out::Discard(other, kept) if *other == token => Some(kept.map(|payload| payload.0.as_u128())),
-        _ => None,
-    })
+/// Which payloads alone are kept of what the attempt has put into the store; `None` where it may put more.
+fn kept(out: &[Out], token: Token) -> Option<Vec<u128>> {
+    let mut kept: Option<Vec<u128>> = None;
+    for out in out {
+        if let Out::Discard(other, payloads) = out
+            && *other == token
+        {
+            let payloads = payloads.iter().map(|payload| payload.0.as_u128());
+            // What was dropped once is gone.
+            kept = Some(
+                payloads
+                    .filter(|id| kept.as_ref().is_none_or(|kept| kept.contains(id)))
+                    .collect(),
+            );
+        }
+    }
+    kept
 }
 
 /// The store goes on to take what a worker that leaves has made, until it is moved or released. Where there is nothing to
@@ -159,7 +174,7 @@ fn an_attempt_puts_no_more_once_nothing_of_it_can_go_to_the_store() {
     let (worker, token) = rig.run("paint");
     rig.drain(worker);
     let out = rig.complete(worker, token, None);
-    assert_eq!(kept(&out, token), Some(None), "a last stage has no output");
+    assert_eq!(kept(&out, token), Some(vec![]), "a last stage has no output");
 
     for stored in [false, true] {
         let mut rig = Rig::new(&["encode", "decode"], vec![edge("encode", "decode")]);
@@ -167,13 +182,43 @@ fn an_attempt_puts_no_more_once_nothing_of_it_can_go_to_the_store() {
         rig.drain(worker);
         rig.publish(worker, token, stored);
         let out = rig.complete(worker, token, None);
-        let ended = stored.then_some(Some(7));
+        let ended = stored.then(|| vec![7]);
         assert_eq!(kept(&out, token), ended, "the worker holds it, or the store does");
         if !stored {
             let out = rig.publish(worker, token, true);
-            assert_eq!(kept(&out, token), Some(Some(7)), "it has moved");
+            assert_eq!(kept(&out, token), Some(vec![7]), "it has moved");
         }
     }
+}
+
+/// A worker that left had put it into the store, and the server ended before it heard of that. The worker has yet to say
+/// to the next one that it leaves.
+#[test]
+fn what_was_put_under_the_server_before_goes_with_its_payload() {
+    let mut rig = Rig::new(&["encode", "decode"], vec![edge("encode", "decode")]);
+    let (worker, token) = rig.run("encode");
+    rig.drain(worker);
+    rig.publish(worker, token, false);
+    rig.complete(worker, token, None);
+    let payload = PayloadId(Uuid::from_u128(7));
+    rig.does(Input::Restarted {
+        epoch: Epoch(2),
+        stored: BTreeSet::from([payload]),
+    });
+    rig.attach(worker, "encode", vec![payload]);
+    let (consumer, decode) = rig.run("decode");
+    let out = rig.complete(consumer, decode, None);
+    let releases = |out: &Out| {
+        matches!(
+            out,
+            Out::Effect(Effect::Release {
+                holder: Holder::Worker(_),
+                ..
+            })
+        )
+    };
+    assert!(out.iter().any(releases), "{out:?}");
+    assert_eq!(kept(&out, token), Some(vec![]), "{out:?}");
 }
 
 /// The files of the life before are nobody's.
@@ -215,7 +260,7 @@ fn a_redrive_discards_the_results_of_the_life_before() {
 
 /// A checkpoint that was on its way to the store when the attempt was done is nobody's.
 #[test]
-fn all_that_a_completed_attempt_has_put_is_discarded_but_for_its_output() {
+fn all_that_a_completed_attempt_has_put_and_not_said_is_discarded() {
     for stored in [false, true] {
         let mut rig = Rig::of(
             vec![denoise(), StageSpec::new(name("decode"))],
@@ -225,7 +270,10 @@ fn all_that_a_completed_attempt_has_put_is_discarded_but_for_its_output() {
         rig.checkpoint(worker, token, 8);
         rig.publish(worker, token, stored);
         let out = rig.complete(worker, token, None);
-        assert_eq!(kept(&out, token), Some(Some(7)), "{out:?}");
+        assert_eq!(kept(&out, token), Some(vec![7, 8]), "{out:?}");
+        let releases =
+            |out: &Out| matches!(out, Out::Effect(Effect::Release { payload, .. }) if payload.0.as_u128() == 8);
+        assert!(out.iter().any(releases), "the checkpoint that was said: {out:?}");
     }
 }
 
@@ -236,11 +284,37 @@ fn all_that_an_attempt_has_put_is_discarded_with_it_but_for_its_checkpoint() {
     let (worker, token) = rig.run("denoise");
     rig.checkpoint(worker, token, 7);
     let out = rig.does(Input::WorkerLost { worker });
-    assert_eq!(kept(&out, token), Some(Some(7)), "{out:?}");
+    assert_eq!(kept(&out, token), Some(vec![7]), "{out:?}");
     // The one that another attempt has made is not this one's to keep.
     let (worker, second) = rig.run("denoise");
     let out = rig.does(Input::WorkerLost { worker });
-    assert_eq!(kept(&out, second), Some(None), "{out:?}");
+    assert_eq!(kept(&out, second), Some(vec![]), "{out:?}");
+}
+
+/// Where a stream breaks off, its producer is stopped, and goes on from its checkpoint.
+#[test]
+fn a_checkpoint_outlives_the_output_of_a_worker_that_leaves() {
+    let stages = vec![denoise(), StageSpec::new(name("decode"))];
+    let stream = EdgeSpec {
+        flow: Flow::Stream {
+            chunks: 1,
+            chunk_dim: 0,
+        },
+        ..edge("denoise", "decode")
+    };
+    let mut rig = Rig::of(stages, vec![stream]);
+    let (worker, token) = rig.run("denoise");
+    rig.publish(worker, token, false);
+    let (consumer, decode) = rig.run("decode");
+    rig.checkpoint(worker, token, 8);
+    rig.drain(worker);
+    let out = rig.does(Input::Failed {
+        worker: consumer,
+        token: decode,
+        failure: Failure::new(ErrorClass::Unavailable, "payload.lost", "the producer is not heard"),
+        lost: Some(PayloadId(Uuid::from_u128(7))),
+    });
+    assert_eq!(kept(&out, token), Some(vec![8]), "{out:?}");
 }
 
 /// The checkpoint of a stage that is done is released, and the output of the same attempt has yet to go to the store.
