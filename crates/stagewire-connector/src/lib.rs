@@ -54,6 +54,7 @@
 //! ```
 
 mod alive;
+mod begun;
 mod carriers;
 mod complete;
 mod connector;

@@ -10,12 +10,14 @@ use async_trait::async_trait;
 use futures::{SinkExt, StreamExt};
 use stagewire_core::{ByteCount, Capability, Classify, ErrorClass, Failure, Handle, PayloadId, RegionRef, Token};
 use stagewire_store::Reservation;
-use stagewire_transfer::ProcessWatch;
+use stagewire_transfer::{ProcessWatch, unix};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::runtime::Handle as Runtime;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 use crate::Owner;
+use crate::begun::{Begun, EndsOnDrop};
 use crate::kv::{Desk, Visit};
 use crate::live::{Barred, Claim, Live, Shown, Table};
 use crate::outbox::Outbox;
@@ -123,7 +125,13 @@ async fn connection(stream: UnixStream, holder: Arc<Holder>) {
             return;
         }
     }
-    let (read, write) = stream.into_split();
+    let (read, write) = match unix::split(stream) {
+        Ok(halves) => halves,
+        Err(error) => {
+            tracing::warn!(%error, "could not serve a connection to the payload socket");
+            return;
+        }
+    };
     let (reader, writer) = wire::framed(read, write);
     talk(reader, writer, holder, |hello| ProcessWatch::open(hello.process).ok()).await;
 }
@@ -199,9 +207,12 @@ impl Replies {
 struct Session {
     holder: Arc<Holder>,
     replies: Replies,
-    watches: BTreeMap<u32, (Watched, Option<AbortHandle>)>,
-    /// Puts, reservations, and questions about caches that are not answered yet.
-    puts: BTreeMap<u32, AbortHandle>,
+    /// What else is told to each who follows a payload ends with it.
+    watches: BTreeMap<u32, (Watched, Option<EndsOnDrop>)>,
+    /// Puts that are not answered yet.
+    puts: BTreeMap<u32, EndsOnDrop>,
+    /// Reservations, and questions about caches, that are not answered yet.
+    asked: BTreeMap<u32, AbortHandle>,
     /// Room that is kept for a put, whether that was tried or not; `None` where it is still waited for.
     reserved: Arc<Mutex<BTreeMap<u32, Option<Reservation>>>>,
     kv: Arc<Visit>,
@@ -225,6 +236,7 @@ impl Session {
             kv,
             watches: BTreeMap::new(),
             puts: BTreeMap::new(),
+            asked: BTreeMap::new(),
             reserved: Arc::default(),
             tasks,
         }
@@ -264,11 +276,11 @@ impl Session {
                 let admitted = watched.admit(table.watch(payload, capability));
                 let again = move || table.watch(payload, capability);
                 let watcher = Watcher { id, moved, copies };
-                let mut watching = Box::pin(watch(watcher, admitted, again, watched.clone(), replies));
-                // The first answer, where it needs not be waited for, goes out before another thread is woken for the rest.
-                let goes_on = futures::poll!(&mut watching).is_pending();
-                let task = goes_on.then(|| self.tasks.spawn(watching));
-                self.watches.insert(id, (watched, task));
+                // The first answer, where it needs not be waited for, goes out at once, and no thread is woken for the rest
+                // before there is any.
+                let watching = watch(watcher, admitted, again, watched.clone(), replies);
+                let goes_on = Begun::new(&Runtime::current(), watching).map(EndsOnDrop);
+                self.watches.insert(id, (watched, goes_on));
             }
             Request::Finish { id } => {
                 let finished = match self.watches.get(&id) {
@@ -277,21 +289,17 @@ impl Session {
                 };
                 if let Some(finished) = finished {
                     // What the payload was brought back for is over: the watch would keep it in memory.
-                    if let Some((_, Some(task))) = self.watches.remove(&id) {
-                        task.abort();
-                    }
+                    self.watches.remove(&id);
                     self.reply(reply_to_end(id, finished)).await;
                 }
             }
             Request::Leave { id } => {
-                if let Some((watched, task)) = self.watches.remove(&id) {
+                if let Some((watched, _)) = self.watches.remove(&id) {
                     watched.leave();
-                    if let Some(task) = task {
-                        task.abort();
-                    }
                 }
-                if let Some(put) = self.puts.remove(&id) {
-                    put.abort();
+                self.puts.remove(&id);
+                if let Some(task) = self.asked.remove(&id) {
+                    task.abort();
                 }
                 let reservation = lock(&self.reserved).remove(&id);
                 drop(reservation);
@@ -329,7 +337,7 @@ impl Session {
                     };
                     replies.send(&reply).await;
                 });
-                self.puts.insert(id, task);
+                self.asked.insert(id, task);
             }
             Request::Put {
                 id,
@@ -344,7 +352,7 @@ impl Session {
             } => {
                 let (holder, replies) = (Arc::clone(&self.holder), self.replies.clone());
                 let reservation = reserved.and_then(|id| lock(&self.reserved).get(&id).cloned().flatten());
-                let mut putting = Box::pin(async move {
+                let putting = async move {
                     let request = |handle: Handle| PutRequest {
                         capability: handle.capability,
                         handle: Handle {
@@ -361,11 +369,10 @@ impl Session {
                     let reply = put(id, &holder, &handle, request).await;
                     // At once: who is told to leave it has either not taken it, or answered.
                     replies.send_now(&reply);
-                });
+                };
                 // One that needs not wait needs no task either.
-                if futures::poll!(&mut putting).is_pending() {
-                    let task = self.tasks.spawn(putting);
-                    self.puts.insert(id, task);
+                if let Some(goes_on) = Begun::new(&Runtime::current(), putting) {
+                    self.puts.insert(id, EndsOnDrop(goes_on));
                 }
             }
             Request::Kv { id, body } => {
@@ -376,11 +383,12 @@ impl Session {
                         Err(error) => tracing::warn!(%error, "who receives caches asked what is no question"),
                     }
                 });
-                self.puts.insert(id, task);
+                self.asked.insert(id, task);
             }
             Request::Undo { payload, right } => self.holder.table.undo(payload, right),
         }
-        self.puts.retain(|_, put| !put.is_finished());
+        self.puts.retain(|_, put| !put.0.is_over());
+        self.asked.retain(|_, task| !task.is_finished());
     }
 
     async fn reply(&self, reply: Reply) {

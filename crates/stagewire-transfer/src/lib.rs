@@ -152,6 +152,7 @@ mod table;
 mod target;
 mod tcp;
 mod transport;
+pub mod unix;
 mod wire;
 
 pub use arena::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
 use stagewire_core::Peer;
-use stagewire_transfer::{ConnectOptions, Network, ProcessWatch};
+use stagewire_transfer::{ConnectOptions, Network, ProcessWatch, unix};
 use tokio::net::UnixStream;
 
 use super::{CONNECT_WITHIN, LinkError};
@@ -98,7 +98,7 @@ async fn on_this_host(me: Me, peer: &Peer, at: &str) -> Result<(Reader, Writer, 
             expected: me.uid,
         });
     }
-    let (read, write) = stream.into_split();
+    let (read, write) = unix::split(stream).map_err(gone)?;
     let (reader, writer) = wire::framed(read, write);
     Ok((reader, writer, watch))
 }

@@ -1,15 +1,13 @@
 //! What goes on after `publish` has returned: the way into the store, and the watch over the consumer.
 
-mod begun;
-
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use begun::Begun;
 use stagewire_core::{Classify, ErrorClass, Handle, Peer, TransferMode};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::begun::Begun;
 use crate::connector::{Moving, Shared};
 use crate::link::Reserved;
 use crate::live::{Gone, Live};

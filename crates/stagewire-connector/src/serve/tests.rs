@@ -197,7 +197,7 @@ async fn room_that_nobody_waits_for_is_given_back() {
     giving.wait();
     let given_back = async {
         // The test, the store, and nobody else.
-        while Arc::strong_count(&kept) > 2 || session.puts.values().any(|task| !task.is_finished()) {
+        while Arc::strong_count(&kept) > 2 || session.asked.values().any(|task| !task.is_finished()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

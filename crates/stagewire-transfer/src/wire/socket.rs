@@ -34,7 +34,7 @@ impl Socket {
     /// Takes a connected, non-blocking socket.
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         Ok(Self {
-            fd: readiness::watch(fd, Interest::READABLE | Interest::WRITABLE)?,
+            fd: readiness::watch(fd, Interest::READABLE)?,
             backlog: Mutex::default(),
             backlog_filled: Notify::new(),
         })
@@ -50,9 +50,20 @@ impl Socket {
     /// # Cancel safety
     /// A dropped future has sent the frame or nothing.
     pub(crate) async fn send(&self, frame: &[u8], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        self.fd
-            .async_io(Interest::WRITABLE, |fd| send_packet(fd.as_fd(), frame, descriptor))
-            .await
+        loop {
+            match send_packet(self.fd.as_fd(), frame, descriptor) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.room().await?,
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Waits until the socket has room. It is watched for that only now: else every frame that the peer reads would wake the
+    /// runtime.
+    async fn room(&self) -> io::Result<()> {
+        let watched = readiness::watch(self.fd.get_ref().try_clone()?, Interest::WRITABLE)?;
+        watched.writable().await?.retain_ready();
+        Ok(())
     }
 
     /// Sends one frame, or leaves it to [`Socket::flush`]. Never waits.

@@ -9,7 +9,7 @@ use tokio::task::AbortHandle;
 
 /// A future that is polled by who begins it, and becomes a task when it is woken: by the thread that has what it waits for,
 /// which goes on with it. To spawn it at once would wake another thread for nothing.
-pub(super) struct Begun {
+pub(crate) struct Begun {
     runtime: Runtime,
     state: Mutex<State>,
 }
@@ -26,7 +26,7 @@ enum State {
 
 impl Begun {
     /// Begins; `None` where that was all.
-    pub(super) fn new(runtime: &Runtime, future: impl Future<Output = ()> + Send + 'static) -> Option<Arc<Self>> {
+    pub(crate) fn new(runtime: &Runtime, future: impl Future<Output = ()> + Send + 'static) -> Option<Arc<Self>> {
         let begun = Arc::new(Self {
             runtime: runtime.clone(),
             state: Mutex::new(State::Polled { woken: false }),
@@ -49,10 +49,19 @@ impl Begun {
     }
 
     /// Ends it where it waits; dropped, as an aborted task is.
-    pub(super) fn abort(&self) {
+    pub(crate) fn abort(&self) {
         let ended = std::mem::replace(&mut *self.lock(), State::Over);
         if let State::Running(task) = &ended {
             task.abort();
+        }
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        match &*self.lock() {
+            State::Polled { .. } | State::Waiting(_) => false,
+            State::Running(task) => task.is_finished(),
+            State::Over => true,
         }
     }
 
@@ -79,6 +88,16 @@ impl Wake for Begun {
 impl std::fmt::Debug for Begun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Begun")
+    }
+}
+
+/// Ends what has begun when it is dropped.
+#[derive(Debug)]
+pub(crate) struct EndsOnDrop(pub(crate) Arc<Begun>);
+
+impl Drop for EndsOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
