@@ -1,11 +1,31 @@
 //! Work that becomes a task only once there is something to do.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake, Waker};
 
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::runtime::Handle as Runtime;
 use tokio::task::AbortHandle;
+use tokio::task::coop::unconstrained;
+
+/// What was woken, to go on with.
+type Woken = Vec<(Arc<Begun>, BoxFuture<'static, ()>)>;
+
+thread_local! {
+    /// What is woken while [`here`] runs.
+    static WOKEN: RefCell<Option<Woken>> = const { RefCell::new(None) };
+}
+
+/// Has what is woken meanwhile go on as far as it can on this thread, after that, and not as tasks.
+pub(crate) fn here(wake: impl FnOnce()) {
+    let outer = WOKEN.replace(Some(Vec::new()));
+    wake();
+    for (begun, future) in WOKEN.replace(outer).unwrap_or_default() {
+        begun.poll(future);
+    }
+}
 
 /// A future that is polled by who begins it, and becomes a task when it is woken: by the thread that has what it waits for,
 /// which goes on with it. To spawn it at once would wake another thread for nothing.
@@ -15,7 +35,7 @@ pub(crate) struct Begun {
 }
 
 enum State {
-    /// For the first time. Whether it was woken meanwhile.
+    /// By a thread that is not the runtime's. Whether it was woken meanwhile.
     Polled {
         woken: bool,
     },
@@ -31,21 +51,32 @@ impl Begun {
             runtime: runtime.clone(),
             state: Mutex::new(State::Polled { woken: false }),
         });
-        let waker = Waker::from(Arc::clone(&begun));
-        let mut future: BoxFuture<'static, ()> = Box::pin(future);
-        let entered = runtime.enter();
-        let first = future.as_mut().poll(&mut Context::from_waker(&waker));
+        begun.poll(Box::pin(future));
+        let over = matches!(*begun.lock(), State::Over);
+        (!over).then_some(begun)
+    }
+
+    /// On this thread, which has no turns to give.
+    fn poll(self: &Arc<Self>, mut future: BoxFuture<'static, ()>) {
+        let waker = Waker::from(Arc::clone(self));
+        let entered = self.runtime.enter();
+        let polled = unconstrained(future.as_mut()).poll_unpin(&mut Context::from_waker(&waker));
         drop(entered);
-        if first.is_ready() {
-            return None;
-        }
-        let mut state = begun.lock();
-        *state = match *state {
-            State::Polled { woken: true } => begun.run(future),
-            _ => State::Waiting(future),
+        let mut state = self.lock();
+        let ended = match &*state {
+            State::Polled { woken } if polled.is_pending() => {
+                *state = if *woken {
+                    self.run(future)
+                } else {
+                    State::Waiting(future)
+                };
+                return;
+            }
+            // It was over, or was ended meanwhile.
+            _ => std::mem::replace(&mut *state, State::Over),
         };
         drop(state);
-        Some(begun)
+        drop((ended, future));
     }
 
     /// Ends it where it waits; dropped, as an aborted task is.
@@ -79,7 +110,19 @@ impl Wake for Begun {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Over) {
             State::Polled { .. } => *state = State::Polled { woken: true },
-            State::Waiting(future) => *state = self.run(future),
+            State::Waiting(future) => {
+                *state = State::Polled { woken: false };
+                let here = WOKEN.with_borrow_mut(|woken| match woken {
+                    Some(woken) => {
+                        woken.push((Arc::clone(&self), future));
+                        None
+                    }
+                    None => Some(future),
+                });
+                if let Some(future) = here {
+                    *state = self.run(future);
+                }
+            }
             other => *state = other,
         }
     }
@@ -157,5 +200,56 @@ mod tests {
             let dropped = tokio::time::timeout(Duration::from_secs(20), dropped).await;
             dropped.expect("it ends").expect("told");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_woken_here_goes_on_here_and_what_waits_again_becomes_a_task() {
+        let runtime = Runtime::current();
+        let (done, later) = (Arc::new(Mutex::new(Vec::new())), Arc::new(tokio::sync::Notify::new()));
+        let mut goes = Vec::new();
+        let mut begun = Vec::new();
+        for index in 0..3 {
+            let (go, gone) = oneshot::channel();
+            let (done, later) = (Arc::clone(&done), Arc::clone(&later));
+            begun.push(Begun::new(&runtime, async move {
+                gone.await.expect("sent");
+                if index == 1 {
+                    later.notified().await;
+                }
+                done.lock().expect("no panic").push(index);
+            }));
+            goes.push(go);
+        }
+        here(|| {
+            for go in goes {
+                go.send(()).expect("it waits");
+            }
+            assert!(done.lock().expect("no panic").is_empty(), "after that, not within");
+        });
+        // Nothing has given way to the runtime since.
+        assert_eq!(*done.lock().expect("no panic"), [0, 2]);
+        assert!(begun.iter().flatten().filter(|begun| begun.is_over()).count() == 2);
+        later.notify_one();
+        while done.lock().expect("no panic").len() < 3 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(done.lock().expect("no panic")[2], 1);
+        // Ended while it goes on here: it is dropped.
+        let (go, gone) = oneshot::channel::<()>();
+        let (told, dropped) = oneshot::channel();
+        let itself: Arc<Mutex<Option<Arc<Begun>>>> = Arc::default();
+        let guard = Dropped(Some(told));
+        let ends = Arc::clone(&itself);
+        let begun = Begun::new(&runtime, async move {
+            let _guard = guard;
+            let _ = gone.await;
+            let begun = ends.lock().expect("no panic").take();
+            begun.expect("it is there").abort();
+            std::future::pending::<()>().await;
+        });
+        *itself.lock().expect("no panic") = begun;
+        here(|| drop(go));
+        let dropped = tokio::time::timeout(Duration::from_secs(20), dropped).await;
+        dropped.expect("it ends").expect("told");
     }
 }

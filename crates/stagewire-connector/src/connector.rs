@@ -297,6 +297,7 @@ impl Connector {
             token,
             wait,
             reserved: None,
+            over: None,
         };
         let _moving = Moving::new(&self.shared, &live);
         put::put(&self.shared, &live, put).await

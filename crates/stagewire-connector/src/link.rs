@@ -2,6 +2,7 @@
 
 mod connect;
 mod error;
+mod inbound;
 mod watching;
 
 use std::collections::BTreeMap;
@@ -10,7 +11,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::StreamExt;
 use stagewire_core::{Handle, Incarnation, Peer};
 use stagewire_transfer::{Network, ProcessWatch};
 use tokio::sync::{oneshot, watch};
@@ -22,8 +22,9 @@ pub(crate) use watching::{Heard, Watching};
 
 use crate::live::Shown;
 use crate::outbox::{Outbox, Ticket};
-use crate::wire::{self, Me, Reader, Reply, Request, State};
+use crate::wire::{Me, Reply, Request, State};
 use connect::Opened;
+use inbound::Inbound;
 
 /// How soon some timer fires after an answer: earlier than any deadline.
 const NEAR: Duration = Duration::from_millis(50);
@@ -136,6 +137,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// One connection to one holder.
 #[derive(Debug)]
 pub(crate) struct Link {
+    inbound: Arc<Inbound>,
     outbox: Arc<Outbox>,
     routes: Arc<Routes>,
     next: AtomicU32,
@@ -213,18 +215,26 @@ impl Drop for EndRoutes {
 
 impl Link {
     async fn connect(me: Me, peer: &Peer, network: &Network) -> Result<Arc<Self>, LinkError> {
-        let Opened { reader, writer, watch } = connect::open(me, peer, network).await?;
+        let Opened {
+            reader,
+            writer,
+            socket,
+            watch,
+        } = connect::open(me, peer, network).await?;
         let routes = Arc::new(Routes(Mutex::new(Some(BTreeMap::new()))));
         let outbox = Arc::new(Outbox::new(writer.into_inner()));
         let watch = watch.map(Arc::new);
+        let inbound = Inbound::new(reader, Arc::clone(&routes), Arc::clone(&outbox), socket);
+        let inbound = Arc::new(inbound);
         let running = run(
-            reader,
+            Arc::clone(&inbound),
             Arc::clone(&outbox),
             watch.clone(),
             EndRoutes(Arc::clone(&routes)),
         );
         let task = tokio::spawn(running).abort_handle();
         Ok(Arc::new(Self {
+            inbound,
             outbox,
             routes,
             next: AtomicU32::new(0),
@@ -287,6 +297,14 @@ impl Link {
             asked.leaves = false;
             answer
         }
+    }
+
+    /// Waits for what the holder answers as soon as it hears what it is asked.
+    ///
+    /// # Cancel safety
+    /// That of `waiting`.
+    pub(crate) async fn attended<T>(&self, waiting: impl Future<Output = T>) -> T {
+        self.inbound.attended(waiting).await
     }
 
     /// Takes back what an answer tells of that came too late.
@@ -419,7 +437,7 @@ impl Drop for Link {
 
 /// Moves frames until the holder or every user of the link is gone. Both ways at once: a side that waited for the other
 /// to read before reading itself could wait for ever.
-async fn run(reader: Reader, outbox: Arc<Outbox>, watch: Option<Arc<ProcessWatch>>, routes: EndRoutes) {
+async fn run(inbound: Arc<Inbound>, outbox: Arc<Outbox>, watch: Option<Arc<ProcessWatch>>, _routes: EndRoutes) {
     let died = async {
         match &watch {
             Some(watch) => watch.died().await,
@@ -428,20 +446,20 @@ async fn run(reader: Reader, outbox: Arc<Outbox>, watch: Option<Arc<ProcessWatch
     };
     tokio::select! {
         () = died => {}
-        () = receive(reader, &routes.0, &outbox) => {}
+        () = receive(&inbound) => {}
         error = outbox.run() => tracing::debug!(%error, "a holder of payloads went away"),
     }
 }
 
-async fn receive(mut reader: Reader, routes: &Routes, outbox: &Outbox) {
+async fn receive(inbound: &Inbound) {
     // Each who asks sets a timer. Were it the first of all to fire, the thread that waits for the answer would be woken for
     // that alone. So there is an earlier one as long as answers come.
     let mut near = pin!(sleep(NEAR));
     let (mut is_set, mut heard) = (false, false);
     loop {
-        let frame = tokio::select! {
+        let goes_on = tokio::select! {
             biased;
-            frame = reader.next() => frame,
+            goes_on = inbound.heard() => goes_on,
             () = &mut near, if is_set => {
                 is_set = std::mem::take(&mut heard);
                 if is_set {
@@ -450,22 +468,13 @@ async fn receive(mut reader: Reader, routes: &Routes, outbox: &Outbox) {
                 continue;
             }
         };
-        let Some(Ok(frame)) = frame else { return };
+        if !goes_on {
+            return;
+        }
         heard = true;
         if !is_set {
             near.as_mut().reset(Instant::now() + NEAR);
             is_set = true;
-        }
-        match wire::decode::<Reply>(&frame) {
-            Ok(reply) => {
-                if let Some(late) = routes.hear(reply) {
-                    decline(outbox, &late);
-                }
-            }
-            Err(error) => {
-                tracing::warn!(%error, "gave up a connection to a holder of payloads");
-                return;
-            }
         }
     }
 }

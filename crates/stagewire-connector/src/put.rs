@@ -1,6 +1,6 @@
 //! Moving a payload into the store.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use stagewire_core::{Capability, ErrorClass, Failure, Handle, PayloadId, Peer, Token, TransferMode};
@@ -26,17 +26,25 @@ pub(crate) struct Put<'a> {
     pub(crate) wait: Duration,
     /// Room that is kept for it, also where this put fails.
     pub(crate) reserved: Option<&'a Reserved>,
+    /// Told the connection over which an answer comes soon.
+    pub(crate) over: Option<&'a Mutex<Weak<Link>>>,
 }
 
 /// Has the store take a payload. It stays here on an error, unless it ended in another way.
 pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put<'_>) -> Result<Handle, PutError> {
-    let Put { token, wait, reserved } = put;
+    let Put {
+        token,
+        wait,
+        reserved,
+        over,
+    } = put;
     let at = |store| PutPlace::new(live.handle(), store);
     let store = shared.store().ok_or_else(|| PutError::NoStore { at: at(None) })?;
     let begin = Instant::now();
     let right = Capability::from_random(rand::random());
     let moving = live.begin_move(right, Arc::clone(&store));
     let (bytes, claim) = bytes(shared, live, right, &store);
+    let soon = matches!(bytes, PutBytes::Sent(_));
     let exchange = async {
         // Room is reserved on one connection.
         let reserved = reserved.filter(|reserved| reserved.link().is_open());
@@ -63,6 +71,9 @@ pub(crate) async fn put(shared: &Arc<Shared>, live: &Arc<Live>, put: Put<'_>) ->
             reserved: reserved.map(Reserved::id),
         };
         live.asked().add(right, &store, token);
+        if let Some(over) = over.filter(|_| soon) {
+            *over.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&link);
+        }
         let reply = link.ask(request).await;
         Ok((link, reply))
     };

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
-use tokio::io::unix::AsyncFd;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 
@@ -29,27 +29,39 @@ pub fn split(stream: UnixStream) -> io::Result<(Reader, Writer)> {
     Ok((Reader { socket }, writer))
 }
 
-/// What the peer sends.
+/// What the peer sends. It is there for who reads as soon as it has come, whether the runtime knows of it or not.
 #[derive(Debug)]
 pub struct Reader {
     socket: AsyncFd<OwnedFd>,
 }
 
+impl Reader {
+    /// A descriptor of the same socket, to wait for what comes in other ways.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.socket.get_ref().try_clone()
+    }
+}
+
 impl AsyncRead for Reader {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut ready = None;
         loop {
-            let mut ready = ready!(self.socket.poll_read_ready(context))?;
             let room = buffer.initialize_unfilled();
             match recv(self.socket.get_ref(), &mut *room, RecvFlags::DONTWAIT) {
                 Ok((read, _)) => {
-                    // A part of the room was enough for all: the next call would say so.
-                    if 0 < read && read < room.len() {
-                        ready.clear_ready();
-                    }
                     buffer.advance(read);
                     return Poll::Ready(Ok(()));
                 }
-                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+                Err(rustix::io::Errno::AGAIN) => {
+                    // What comes after this call makes it ready again.
+                    if let Some(mut ready) = ready.take() {
+                        AsyncFdReadyGuard::clear_ready(&mut ready);
+                    }
+                    ready = Some(ready!(self.socket.poll_read_ready(context))?);
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Poll::Ready(Err(error.into())),
             }

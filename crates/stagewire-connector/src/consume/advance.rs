@@ -128,7 +128,7 @@ impl Consumer {
     async fn begin(&mut self) -> Result<(), ConsumeError> {
         if self.may_be_sent() {
             let watching = self.watching.insert(self.watch().await?);
-            watching.first_word().await;
+            watching.first_word_soon().await;
             let heard = watching.heard();
             if let Some(bytes) = heard.bytes {
                 let regions = heard.shown.regions.as_ref().unwrap_or(&self.handle.regions);

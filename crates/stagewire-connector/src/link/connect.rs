@@ -1,6 +1,7 @@
 //! Reaching a holder: over its Unix socket on this host, over its network from any other.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use futures::{SinkExt, StreamExt};
@@ -18,6 +19,8 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 pub(super) struct Opened {
     pub(super) reader: Reader,
     pub(super) writer: Writer,
+    /// The socket of a holder on this host, to look whether something has come.
+    pub(super) socket: Option<OwnedFd>,
     /// Of a holder on this host.
     pub(super) watch: Option<ProcessWatch>,
 }
@@ -33,7 +36,7 @@ pub(super) fn at(peer: &Peer, network: &Network) -> String {
 
 pub(super) async fn open(me: Me, peer: &Peer, network: &Network) -> Result<Opened, LinkError> {
     let (pid, at) = (peer.process.pid, at(peer, network));
-    let (mut reader, mut writer, watch) = if network.host().is_host_of(peer) {
+    let (mut reader, mut writer, socket, watch) = if network.host().is_host_of(peer) {
         on_this_host(me, peer, &at).await?
     } else {
         let options = ConnectOptions {
@@ -43,7 +46,7 @@ pub(super) async fn open(me: Me, peer: &Peer, network: &Network) -> Result<Opene
         let stream = stream.map_err(|source| LinkError::Network { pid, source })?;
         let (read, write) = stream.into_split();
         let (reader, writer) = wire::framed(read, write);
-        (reader, writer, None)
+        (reader, writer, None, None)
     };
     let gone = |source| LinkError::Gone {
         pid,
@@ -59,7 +62,12 @@ pub(super) async fn open(me: Me, peer: &Peer, network: &Network) -> Result<Opene
         error: error.to_string(),
     })?;
     match greeting {
-        Greeting::Welcome => Ok(Opened { reader, writer, watch }),
+        Greeting::Welcome => Ok(Opened {
+            reader,
+            writer,
+            socket,
+            watch,
+        }),
         Greeting::Version(found) => Err(LinkError::Version {
             at,
             found,
@@ -73,7 +81,11 @@ pub(super) async fn open(me: Me, peer: &Peer, network: &Network) -> Result<Opene
     }
 }
 
-async fn on_this_host(me: Me, peer: &Peer, at: &str) -> Result<(Reader, Writer, Option<ProcessWatch>), LinkError> {
+async fn on_this_host(
+    me: Me,
+    peer: &Peer,
+    at: &str,
+) -> Result<(Reader, Writer, Option<OwnedFd>, Option<ProcessWatch>), LinkError> {
     let gone = |source| LinkError::Gone {
         pid: peer.process.pid,
         at: at.to_owned(),
@@ -99,6 +111,7 @@ async fn on_this_host(me: Me, peer: &Peer, at: &str) -> Result<(Reader, Writer, 
         });
     }
     let (read, write) = unix::split(stream).map_err(gone)?;
+    let socket = read.descriptor().map_err(gone)?;
     let (reader, writer) = wire::framed(read, write);
-    Ok((reader, writer, watch))
+    Ok((reader, writer, Some(socket), watch))
 }

@@ -1,12 +1,12 @@
-use futures::SinkExt;
 use futures::future::join_all;
+use futures::{SinkExt, StreamExt};
 use stagewire_core::{Capability, Manifest, PayloadId, PayloadKind, StageName, TransferMode};
 use stagewire_transfer::listen_unix;
 use tokio::time::timeout;
 use tokio_util::codec::Framed;
 
 use super::*;
-use crate::wire::Greeting;
+use crate::wire::{self, Greeting};
 use crate::{Connector, ConnectorOptions};
 
 const PATIENCE: Duration = Duration::from_secs(20);

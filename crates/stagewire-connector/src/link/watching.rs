@@ -61,13 +61,16 @@ impl Watching {
         let _ = self.heard.clone().wait_for(|heard| heard.spoken).await;
     }
 
+    /// The same of one that is about to say it.
+    pub(crate) async fn first_word_soon(&self) {
+        self.asked.link.attended(self.first_word()).await;
+    }
+
     /// Tells the holder that the consumer has every byte, and waits until it knows, refuses, or is gone.
     pub(crate) async fn finish(&mut self) {
         self.asked.leaves = false;
         self.asked.link.send(&Request::Finish { id: self.asked.id });
-        let _ = self
-            .heard
-            .wait_for(|heard| heard.finished || heard.refused.is_some())
-            .await;
+        let told = self.heard.wait_for(|heard| heard.finished || heard.refused.is_some());
+        let _ = self.asked.link.attended(told).await;
     }
 }

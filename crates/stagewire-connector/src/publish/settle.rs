@@ -1,6 +1,6 @@
 //! What goes on after `publish` has returned: the way into the store, and the watch over the consumer.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use stagewire_core::{Classify, ErrorClass, Handle, Peer, TransferMode};
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::begun::Begun;
 use crate::connector::{Moving, Shared};
-use crate::link::Reserved;
+use crate::link::{Link, Reserved};
 use crate::live::{Gone, Live};
 use crate::put::{self, Put};
 use crate::wire::End;
@@ -32,6 +32,8 @@ pub(crate) struct Settling {
     stored: OnceLock<Arc<Handle>>,
     outcome: watch::Sender<Option<Outcome>>,
     task: Mutex<Option<Arc<Begun>>>,
+    /// The connection over which a store answers soon.
+    over: Mutex<Weak<Link>>,
 }
 
 /// What is still to be done for a payload.
@@ -52,6 +54,7 @@ impl Settling {
             stored: OnceLock::new(),
             outcome: watch::Sender::new(None),
             task: Mutex::default(),
+            over: Mutex::default(),
         })
     }
 
@@ -105,6 +108,14 @@ impl Settling {
     }
 
     pub(super) async fn settled(&self) -> Outcome {
+        let over = lock(&self.over).upgrade();
+        match over {
+            Some(link) => link.attended(self.came_out()).await,
+            None => self.came_out().await,
+        }
+    }
+
+    async fn came_out(&self) -> Outcome {
         let mut outcomes = self.outcome.subscribe();
         loop {
             if let Some(outcome) = outcomes.borrow_and_update().clone() {
@@ -137,7 +148,7 @@ impl Settling {
     async fn store(&self, shared: &Arc<Shared>, live: &Arc<Live>, wait: Duration) {
         sealed(live).await;
         let moving = Moving::new(shared, live);
-        let outcome = match move_to_store(shared, live, wait, None).await {
+        let outcome = match move_to_store(shared, live, wait, (None, &self.over)).await {
             Ok(stored) => {
                 let stored = self.stored.get_or_init(|| Arc::new(stored));
                 Ok(Arc::clone(stored))
@@ -181,7 +192,7 @@ impl Settling {
         sealed(live).await;
         let payload = live.handle().payload;
         let _moving = Moving::new(shared, live);
-        match move_to_store(shared, live, wait, reserved.as_ref()).await {
+        match move_to_store(shared, live, wait, (reserved.as_ref(), &self.over)).await {
             Ok(stored) if stored.mode == TransferMode::Store => {
                 tracing::info!(%payload, "the consumer was lost; the payload went to the store");
                 let fallen = (TransferMode::Store, ModeReason::ConsumerLost);
@@ -223,7 +234,7 @@ async fn move_to_store(
     shared: &Arc<Shared>,
     live: &Arc<Live>,
     wait: Duration,
-    reserved: Option<&Reserved>,
+    (reserved, over): (Option<&Reserved>, &Mutex<Weak<Link>>),
 ) -> Result<Handle, PutError> {
     let mut begin = Instant::now();
     loop {
@@ -235,6 +246,7 @@ async fn move_to_store(
             token: None,
             wait: wait.saturating_sub(begin.elapsed()),
             reserved,
+            over: Some(over),
         };
         let error = match put::put(shared, live, put).await {
             Ok(stored) => return Ok(stored),
