@@ -7,7 +7,7 @@ mod streaming;
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::thread;
 
 use tokio::sync::oneshot;
@@ -20,6 +20,7 @@ pub(crate) use streaming::end_streaming;
 
 use stagewire_core::Record;
 
+use crate::processor::shared_cache;
 use crate::target::Claim;
 
 /// Copies up to this run on the thread that asks. Handing over and back costs 20 to 50 µs, as much as copying a quarter
@@ -30,16 +31,26 @@ const INLINE_BYTES: u64 = 1 << 20;
 /// as a tick of the scheduler, within which others of its runtime can wait.
 const JOINED_BYTES: u64 = 8 << 20;
 
+/// The same for copies through the caches, which are twice as fast at least.
+const JOINED_CACHED_BYTES: u64 = 16 << 20;
+
 /// As long as they have at most so many rows, which cost time of their own.
 const INLINE_ROWS: u64 = 1024;
 
+/// From so many bytes, two threads copy faster around the caches than through them, where the cores have no cache that is
+/// known to be near to both. Measured on a Xeon: three times as fast at 64 MiB.
+const STREAMED_BYTES: u64 = 4 << 20;
+
 /// How the bytes of a record get to the destination.
 pub(crate) trait Mover: Send + Sync + 'static {
-    /// Copies records to offsets from `dst`; `large` tells that they are part of a large copy.
+    /// Whether it can copy through the caches or around them.
+    const CHOOSES: bool;
+
+    /// Copies records to offsets from `dst`, around the caches where it can choose and `streaming` says so.
     ///
     /// # Safety
     /// Each record must lie inside source and destination, and nobody else may touch its destination.
-    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, large: bool) -> Result<(), MoveError>;
+    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, streaming: bool) -> Result<(), MoveError>;
 
     /// Tells, after the last copy, whether all of them read memory that was in place until then.
     fn verify(&self) -> Result<(), MoveError>;
@@ -60,6 +71,8 @@ pub(crate) enum MoveError {
 /// One pull, shared by the threads that work on it.
 struct Work<M> {
     plan: Plan,
+    /// Whether the copy goes around the caches.
+    streaming: bool,
     mover: M,
     dst: Base,
     next: AtomicUsize,
@@ -87,7 +100,7 @@ struct Finish {
 /// # Safety
 /// Each record must lie inside the memory at `src` and that at `dst`, which do not overlap, and nobody else may touch its
 /// destination.
-pub(crate) unsafe fn copy_records(records: &[Record], src: NonNull<u8>, dst: NonNull<u8>, large: bool) {
+pub(crate) unsafe fn copy_records(records: &[Record], src: NonNull<u8>, dst: NonNull<u8>, streaming: bool) {
     let read = |record: &Record| Read {
         at: src.as_ptr().wrapping_add(record.src_offset as usize),
         width: record.width as usize,
@@ -101,10 +114,10 @@ pub(crate) unsafe fn copy_records(records: &[Record], src: NonNull<u8>, dst: Non
         // SAFETY: the caller's promise.
         unsafe {
             let to = dst.add(record.dst_offset as usize).as_ptr();
-            copy_rows(from, to, record.dst_pitch as usize, next, large);
+            copy_rows(from, to, record.dst_pitch as usize, next, streaming);
         }
     }
-    if large {
+    if streaming {
         end_streaming();
     }
 }
@@ -114,11 +127,23 @@ pub(crate) fn is_short(plan: &Plan) -> bool {
     plan.bytes() <= INLINE_BYTES && plan.rows() <= INLINE_ROWS
 }
 
-/// Runs a plan on this thread.
+/// Whether so many bytes are copied sooner around the caches than through them: where source and destination do not fit
+/// into the cache that both threads share. On an EPYC with 32 MiB, two threads copy 4 MiB at 124 GB/s through it, 16 MiB
+/// at 91 and 24 MiB at 49; around it, at 42 to 44.
+fn is_streaming(bytes: u64) -> bool {
+    static LEAST: LazyLock<u64> = LazyLock::new(|| streamed_from(shared_cache()));
+    bytes >= *LEAST
+}
+
+fn streamed_from(shared_cache: Option<u64>) -> u64 {
+    shared_cache.map_or(STREAMED_BYTES, |bytes| STREAMED_BYTES.max(bytes / 2 + 1))
+}
+
+/// Runs a short plan on this thread.
 pub(crate) fn at_once(plan: &Plan, mover: &impl Mover, claim: &Claim) -> Result<(), MoveError> {
     for batch in plan.batches() {
         // SAFETY: the plan was made for these lengths, and the claim reserves the destination.
-        unsafe { mover.copy(plan.records(batch), claim.base(), plan.is_large())? };
+        unsafe { mover.copy(plan.records(batch), claim.base(), false)? };
     }
     mover.verify()
 }
@@ -139,10 +164,15 @@ pub(crate) async fn run<M: Mover>(plan: Plan, mover: M, claim: Claim) -> Result<
         left: AtomicUsize::new(batches),
         failed: OnceLock::new(),
         finish: Mutex::new(Some(Finish { claim, done })),
+        streaming: is_streaming(plan.bytes()),
         plan,
         mover,
     });
-    let joins = work.plan.bytes() <= JOINED_BYTES;
+    let joined = match work.streaming {
+        false if M::CHOOSES => JOINED_CACHED_BYTES,
+        _ => JOINED_BYTES,
+    };
+    let joins = work.plan.bytes() <= joined;
     for _ in usize::from(joins)..batches.min(threads()) {
         let work = work.clone();
         spawn_blocking(move || work.take_batches());
@@ -167,10 +197,7 @@ impl<M: Mover> Work<M> {
         while let Some(batch) = self.plan.batches().get(self.next.fetch_add(1, Ordering::Relaxed)) {
             if self.failed.get().is_none() && !self.is_abandoned() {
                 // SAFETY: as in `run`; batches are disjoint, and each is taken once.
-                let copied = unsafe {
-                    self.mover
-                        .copy(self.plan.records(batch), self.dst.0, self.plan.is_large())
-                };
+                let copied = unsafe { self.mover.copy(self.plan.records(batch), self.dst.0, self.streaming) };
                 if let Err(error) = copied {
                     // The first error stands.
                     let _ = self.failed.set(error);
@@ -205,5 +232,21 @@ impl<M: Mover> Work<M> {
             // Nobody waits any more: the claim comes back and is given up.
             drop(done.send(outcome));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits_into_a_shared_cache_twice_is_copied_through_it() {
+        assert_eq!(streamed_from(None), 4 << 20, "a Xeon");
+        assert_eq!(streamed_from(Some(32 << 20)), (16 << 20) + 1, "an EPYC");
+        assert_eq!(
+            streamed_from(Some(4 << 20)),
+            4 << 20,
+            "never below what was measured without one"
+        );
     }
 }

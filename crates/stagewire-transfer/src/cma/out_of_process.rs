@@ -41,7 +41,9 @@ pub(super) struct OutOfProcess {
 }
 
 impl Mover for OutOfProcess {
-    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, _large: bool) -> Result<(), MoveError> {
+    const CHOOSES: bool = false;
+
+    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, _streaming: bool) -> Result<(), MoveError> {
         let pieces = pieces(records);
         let (mut left, mut apart) = (&pieces[..], 0);
         while apart < left.len() {

@@ -5,7 +5,7 @@ use std::ptr;
 const STRING_FROM: usize = 128 << 10;
 
 /// Copies through the caches: `memcpy`, or the processor's string instruction where it is fast and the copy long. At
-/// 1 MiB, that is 2 % faster than the `memcpy` of glibc.
+/// 1 MiB, that is 2 % faster than the `memcpy` of glibc on a Xeon; on an EPYC, two threads that share 16 MiB copy a third more.
 ///
 /// # Safety
 /// As [`ptr::copy_nonoverlapping`].

@@ -45,7 +45,6 @@ pub(crate) struct Plan {
     batches: SmallVec<[Range<usize>; 1]>,
     rows: u64,
     bytes: u64,
-    large: bool,
 }
 
 impl Plan {
@@ -70,8 +69,7 @@ impl Plan {
             return Err(TransferError::TooManyRows { rows, max: MAX_ROWS });
         }
         let written = written(records)?;
-        let large = bytes >= shape.large_from;
-        let max_bytes = if large { BATCH } else { u64::MAX };
+        let max_bytes = if bytes >= shape.large_from { BATCH } else { u64::MAX };
         let records = split(joined(records), max_bytes, shape.max_rows);
         let batches = cut(&records, max_bytes, shape.max_rows);
         let plan = Self {
@@ -79,7 +77,6 @@ impl Plan {
             batches,
             rows,
             bytes,
-            large,
         };
         Ok((plan, written))
     }
@@ -91,10 +88,6 @@ impl Plan {
     /// Rows of all records.
     pub(crate) fn rows(&self) -> u64 {
         self.rows
-    }
-
-    pub(crate) fn is_large(&self) -> bool {
-        self.large
     }
 
     pub(crate) fn batches(&self) -> &[Range<usize>] {

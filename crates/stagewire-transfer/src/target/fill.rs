@@ -121,11 +121,13 @@ struct OutOfMemory {
 }
 
 impl Mover for OutOfMemory {
-    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, large: bool) -> Result<(), MoveError> {
+    const CHOOSES: bool = true;
+
+    unsafe fn copy(&self, records: &[Record], dst: NonNull<u8>, streaming: bool) -> Result<(), MoveError> {
         // SAFETY: the caller proved that the records lie inside both. They do not overlap: `run` has seen to that where others
         // have the target's memory as well; else it is shown as memory to nobody, or who lent it promised that nobody
         // reads it now.
-        unsafe { copy_records(records, self.source.as_ptr(), dst, large) };
+        unsafe { copy_records(records, self.source.as_ptr(), dst, streaming) };
         Ok(())
     }
 
