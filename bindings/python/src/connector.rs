@@ -185,6 +185,22 @@ impl Connector {
         PyBytes::new(py, &peer)
     }
 
+    /// Whether the connector with this `address` lives, as far as that can be known here.
+    fn is_alive(&self, py: Python<'_>, address: &[u8]) -> PyResult<bool> {
+        let (runtime, peer) = (runtime(py)?, read_address(py, address)?);
+        // Asks the kernel, and may open a socket.
+        Ok(py.detach(|| {
+            let _entered = runtime.enter();
+            self.inner.is_alive(&peer)
+        }))
+    }
+
+    /// Is over when that connector is no more.
+    fn lost(&self, py: Python<'_>, address: &[u8]) -> PyResult<Pending> {
+        let (connector, peer) = (Arc::clone(&self.inner), read_address(py, address)?);
+        Pending::spawn(py, async move { connector.lost(&peer).await }, |py, ()| Ok(py.None()))
+    }
+
     /// `arrivals` says that somebody asks for `Consumer.arrived`.
     #[pyo3(signature = (handle, destinations=None, *, private=false, deadline=None, arrivals=false))]
     fn consume(

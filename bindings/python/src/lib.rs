@@ -52,7 +52,7 @@ mod _native {
     #[pymodule_export]
     use super::pending::Pending;
     #[pymodule_export]
-    use super::placed::{describe_payload, parse_lease, payload_place, payload_runs, place_payload};
+    use super::placed::{describe_payload, parse_lease, payload_place, payload_runs, place_otherwise, place_payload};
     #[pymodule_export]
     use super::reaper::end_reaping;
     #[pymodule_export]

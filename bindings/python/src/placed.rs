@@ -79,7 +79,18 @@ pub(crate) fn place_payload(handle: &Handle, transport: &str, address: Vec<u8>) 
     Handle::new(handle)
 }
 
-/// What [`place_payload`] was given for `transport`; `None` where the payload is somewhere else.
+/// The same handle, which says where else its payload may be one day: `transport` finds it there with `address`.
+#[pyfunction]
+pub(crate) fn place_otherwise(handle: &Handle, transport: &str, address: Vec<u8>) -> Handle {
+    let mut handle = handle.inner().clone();
+    handle.holder.transports.push(TransportAddress {
+        transport: transport.to_owned(),
+        address,
+    });
+    Handle::new(handle)
+}
+
+/// What [`place_payload`], or [`place_otherwise`], was given for `transport`; `None` where the payload is somewhere else.
 #[pyfunction]
 pub(crate) fn payload_place<'py>(py: Python<'py>, handle: &Handle, transport: &str) -> Option<Bound<'py, PyBytes>> {
     let places = &handle.inner().holder.transports;

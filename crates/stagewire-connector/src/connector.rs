@@ -163,6 +163,23 @@ impl Connector {
         &self.shared.network
     }
 
+    /// Whether a peer lives, for all that the kernel says: of other hosts it knows nothing, and says that it does.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn is_alive(&self, peer: &Peer) -> bool {
+        self.shared.is_alive(peer)
+    }
+
+    /// Waits until a peer is no more: its process has died, or its connector has closed. Of another host, until nothing
+    /// answers where it was, or it was out of reach for 15 s.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn lost(&self, peer: &Peer) {
+        self.shared.lost(peer).await;
+    }
+
     /// Says who keeps payloads of mode `store` from now on.
     pub fn set_store(&self, store: Option<Peer>) {
         self.shared.store.send_replace(store);

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ._consume import Reader
     from ._device import Staging
+    from ._mooncake_guard import Guarded
     from ._mooncake_publication import Flag, Placing
     from ._native import Pending, Publication
     from ._order import Order
@@ -155,7 +156,7 @@ class DiffusionConnector(
         publication = await _made(lambda: self._put(order), self._give_up)
         return StageHandle(publication.handle, publication, self._release_own)
 
-    def _give_up(self, publication: Publication | Placing) -> None:
+    def _give_up(self, publication: Publication | Placing | Guarded) -> None:
         if not publication.cancel():
             self._release_own(publication.handle)
 

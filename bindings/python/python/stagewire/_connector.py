@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ._bundle import Framework
-    from ._mooncake_backend import Backend
+    from ._mooncake_backend import Backend, Reading
+    from ._mooncake_either import Either
+    from ._mooncake_guard import Guard, Guarded
     from ._mooncake_publication import Placing
-    from ._native import Publication
+    from ._native import Consumer, Publication
     from ._payload import StagePayload
 
 TransferMode: TypeAlias = Literal["p2p", "store", "auto"]
@@ -38,6 +40,9 @@ _MODES = ("p2p", "store", "auto")
 
 MOONCAKE = "mooncake-store"
 """Where a handle says that its payload is in Mooncake Store."""
+
+MOONCAKE_OTHERWISE = "mooncake-store-otherwise"
+"""Where it says that its payload is there when its producer has it no more."""
 
 # What comes out of publish, open, consume, fetch.
 Handed = TypeVar("Handed")
@@ -61,8 +66,8 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             `StageHandle.mode_reason` tell which way and why.
         store_config: Which store keeps payloads: ``{"backend": "host"}``, the default, is the `HostStore` of the run
             directory. ``{"backend": "mooncake", "master": "10.0.0.1:50051"}`` is a Mooncake Store, for consumers on any
-            host, which need it, too; further keys are those of `stagewire.mooncake_store.MooncakeStore`. A payload does
-            not move there when a consumer dies: ``auto`` chooses it where the consumer is not known.
+            host, which need it, too; further keys are those of `stagewire.mooncake_store.MooncakeStore`. What `open`
+            publishes does not move there.
         te_config: What carries the bytes, the preferred one first: ``{"transports": ["shm", "cma", "tcp"]}`` is the
             default. A tensor is offered by the first that takes it where it is: ``shm`` takes this connector's shared
             memory, which consumers map; ``cma`` any memory, for consumers on this host; ``tcp``, ``mooncake`` (its wire
@@ -120,9 +125,10 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
         self._run_dir = _rundir.find(run_dir)
         self._native = Connector(self._run_dir, role, arena_bytes=size, transports=transports, network=reached)
         self._store: Backend | None = None
+        self._guard: Guard | None = None
         if mooncake is not None:
             try:
-                self._store = _backend(mooncake, role, self.deadline)
+                self._store, self._guard = _backend(mooncake, role, self.deadline, self._native)
             except BaseException:
                 self._native.close()
                 raise
@@ -176,7 +182,9 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             )
         with naming(order.request_id, self.role):
             staging = Staging(self._copier, self._room_for)
-            return self._stream(self._expose(order, staging, place=staging.take, open_=True), staging)
+            imported = order.imported(staging.take)
+            publication = self._expose(order, imported, staging, open_=True, mode=self.transfer_mode)
+            return self._stream(publication, staging)
 
     def consume(
         self,
@@ -288,7 +296,10 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             "registered": len(self._registered),
         }
         stored = {} if self._store is None else self._store.stats()
-        return {**self._native.stats(), **own, **stored}
+        counts = {**self._native.stats(), **own, **stored}
+        for name, more in ({} if self._guard is None else self._guard.stats()).items():
+            counts[name] = counts.get(name, 0) + more
+        return counts
 
     @abc.abstractmethod
     def _start(self, order: Callable[[], Order]) -> Handed:
@@ -316,25 +327,43 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             self._check_open()
         return order
 
-    def _put(self, order: Order) -> Publication | Placing:
+    def _put(self, order: Order) -> Publication | Placing | Guarded:
         """Publishes, and copies what has to be copied."""
         with naming(order.request_id, self.role):
             staging = Staging(self._copier, self._room_for, order.events)
-            place = None if order.strict else staging.take
-            auto = self.transfer_mode == "auto" and order.consumer is None
-            if self._store is not None and (auto or self.transfer_mode == "store"):
-                imported = order.imported(place)
+            imported = order.imported(None if order.strict else staging.take)
+            reason = self._why_mooncake(order)
+            if self._store is not None and reason is not None:
                 self._count(imported)
-                return self._store.publish(order, imported, staging, auto=auto)
-            publication = self._expose(order, staging, place=place, open_=False)
+                return self._store.publish(order, imported, staging, reason=reason)
+            # The store that a payload falls back to is one, not each that there is.
+            guarding = self._store is not None and self.transfer_mode == "auto"
+            publication = self._expose(
+                order, imported, staging, open_=False, mode="p2p" if guarding else self.transfer_mode
+            )
             for index in range(publication.handle.num_chunks if staging else 0):
                 staging.ready(publication, index)
-            return publication
+            if self._store is None or self._guard is None or order.consumer is None or not guarding:
+                return publication
+            guarded = self._store.guarded(order, imported, publication)
+            self._guard.add(guarded, order.consumer)
+            return guarded
+
+    def _why_mooncake(self, order: Order) -> str | None:
+        """Why a payload goes to Mooncake Store at once; None where it does not."""
+        if self._store is None or self.transfer_mode == "p2p":
+            return None
+        if self.transfer_mode == "store":
+            return "requested"
+        if order.consumer is None:
+            return "consumer_unknown"
+        if order.lease == "cached":
+            return "lease"
+        return None if self._native.is_alive(order.consumer) else "consumer_lost"
 
     def _expose(
-        self, order: Order, staging: Staging, *, place: Callable[[int, Any], Any] | None, open_: bool
+        self, order: Order, imported: Imported, staging: Staging, *, open_: bool, mode: TransferMode
     ) -> Publication:
-        imported = order.imported(place)
         publication = self._native.publish(
             order.request_id,
             order.kind,
@@ -342,7 +371,7 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             order.metadata,
             order.chunking,
             order.lease,
-            (self.transfer_mode, order.consumer, self.deadline),
+            (mode, order.consumer, self.deadline),
             open=open_ or bool(staging),
             verify=self._verify,
             deadline=order.expires,
@@ -386,12 +415,38 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
             if place is not None and dst is None:
                 dst = self._room(native, framework)
             destinations = None if dst is None else Destinations(native, dst)
-            if place is not None and destinations is not None:
-                reading: Any = self._mooncake(native).consumer(native, place, destinations.tensors, within)
+            tensors = None if destinations is None else destinations.tensors
+            otherwise = None if self._store is None else payload_place(native, MOONCAKE_OTHERWISE)
+            if place is not None and tensors is not None:
+                reading: Any = self._mooncake(native).consumer(native, place, tensors, within)
             else:
-                tensors = None if destinations is None else destinations.tensors
+                arrivals = arrivals and otherwise is None
                 reading = self._native.consume(native, tensors, deadline=within, arrivals=arrivals)
-        return Reader(native, reading, destinations, framework, single=ONE if single else None)
+        reader = Reader(native, reading, destinations, framework, single=ONE if single else None)
+        if otherwise is not None:
+            reader.consumer = self._either(native, otherwise, reader, reading, destinations, framework, within)
+        return reader
+
+    def _either(
+        self,
+        native: Handle,
+        place: bytes,
+        reader: Reader,
+        consumer: Consumer,
+        destinations: Destinations | None,
+        framework: Framework | None,
+        within: float,
+    ) -> Either:
+        """What reads from Mooncake Store what the producer has no more."""
+        from ._mooncake_either import Either
+
+        def elsewhere(first: int) -> Reading:
+            room = destinations or Destinations(native, self._room(native, framework))
+            reading = self._mooncake(native).otherwise(native, place, room.tensors, within, first)
+            reader.read_into(room)
+            return reading
+
+        return Either(consumer, elsewhere)
 
     def _mooncake(self, handle: Handle) -> Backend:
         if self._store is None:
@@ -420,7 +475,12 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
         native = handle.native()
         place = payload_place(native, MOONCAKE)
         if place is None:
-            self._native.release(native)
+            try:
+                self._native.release(native)
+            finally:
+                if self._store is not None and payload_place(native, MOONCAKE_OTHERWISE) is not None:
+                    with naming(native.request_id, native.stage):
+                        self._store.discard_otherwise(native)
         else:
             with naming(native.request_id, native.stage):
                 self._mooncake(native).discard(native, place)
@@ -446,12 +506,16 @@ class BaseConnector(abc.ABC, Generic[Handed, Streaming, Chunks, Whole]):
                 with contextlib.suppress(StagewireError):
                     publication.wait_settled(max(0.0, until - time.monotonic()))
         finally:
+            if self._guard is not None:
+                self._guard.close(max(0.0, until - time.monotonic()))
             if self._store is not None:
                 self._store.close()
             self._native.close()
 
 
-def _backend(options: Mapping[str, Any], role: str, deadline: float) -> Backend:
+def _backend(options: Mapping[str, Any], role: str, deadline: float, native: Connector) -> tuple[Backend, Guard]:
     from ._mooncake_backend import Backend
+    from ._mooncake_guard import Guard
 
-    return Backend(options, role, deadline)
+    store = Backend(options, role, deadline)
+    return store, Guard(native, store, deadline)

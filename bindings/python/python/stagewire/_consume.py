@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ._bundle import Framework
+    from ._mooncake_backend import Reading
+    from ._mooncake_either import Either
     from ._native import Consumer, Handle, Tensor
 
 Spec = tuple[str, tuple[int, ...]]
@@ -123,7 +125,7 @@ class Reader:
     def __init__(
         self,
         handle: Handle,
-        consumer: Consumer,
+        consumer: Consumer | Reading | Either,
         destinations: Destinations | None,
         framework: Framework | None,
         *,
@@ -136,6 +138,10 @@ class Reader:
         dtypes = {dtype for _, value in handle.entries for dtype, _ in _specs(value)}
         # Tensors that have a destination are the caller's own; nothing is exported then.
         self._export = exporter("native" if destinations is not None else framework, dtypes)
+
+    def read_into(self, destinations: Destinations) -> None:
+        """What comes from now on is written there, though the caller has named no destination."""
+        self._destinations = destinations
 
     def chunks(self, on_chunk: Callable[[int, Any], object] | None = None) -> Iterator[Any]:
         """Chunk after chunk; the payload is finished when the iterator has ended."""

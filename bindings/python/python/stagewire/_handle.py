@@ -14,6 +14,7 @@ from .errors import Conflict, Deadline, Invalid, StagewireError, Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ._mooncake_guard import Guarded
     from ._mooncake_publication import Placing
     from ._native import Publication
 
@@ -166,7 +167,7 @@ class Published(Described):
     def __init__(
         self,
         native: Handle,
-        publication: Publication | Placing | None = None,
+        publication: Publication | Placing | Guarded | None = None,
         release: Callable[[Handle], bool] | None = None,
     ) -> None:
         super().__init__(native)
@@ -218,7 +219,7 @@ class Published(Described):
             return False
         return self._publication.cancel() or self._release(self._native)
 
-    def _mine(self) -> Publication | Placing:
+    def _mine(self) -> Publication | Placing | Guarded:
         if self._publication is None:
             raise Unsupported(
                 f"payload {self.payload_id} was published by another handle: only its producer can wait for its end",

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from ._handle import naming
 from ._mooncake_client import Until
+from ._mooncake_guard import Guarded
 from ._mooncake_objects import Placed
 from ._mooncake_publication import Placing, Work
-from ._native import describe_payload, parse_lease, payload_runs, place_payload
+from ._native import describe_payload, parse_lease, payload_runs, place_otherwise, place_payload
 from .errors import Conflict, Corrupt, NotFound, StagewireError, Unsupported
 from .mooncake_store import Claim, MooncakeStore
 
@@ -29,11 +30,15 @@ if TYPE_CHECKING:
 
     from ._bundle import Imported
     from ._device import Staging
-    from ._native import Handle, Tensor
+    from ._mooncake_objects import Run
+    from ._native import Handle, Publication, Tensor
     from ._order import Order
 
 TRANSPORT = "mooncake-store"
 """Name of the place in a handle."""
+
+OTHERWISE = "mooncake-store-otherwise"
+"""Name of the place in a handle where the payload is when its producer has it no more."""
 
 _VERSION = 1
 _EXPIRES = 600.0
@@ -62,9 +67,9 @@ class Backend:
         self._lock = threading.Lock()
         self._expiries = _Expiries(self._remove)
 
-    def publish(self, order: Order, imported: Imported, staging: Staging, *, auto: bool) -> Placing:
-        """Begins to write a payload."""
-        lease, seconds = parse_lease(order.lease)
+    def publish(self, order: Order, imported: Imported, staging: Staging, *, reason: str) -> Placing:
+        """Begins to write a payload, and says why it goes here."""
+        lease, times = _life(order)
         payload_id = str(uuid.uuid4())
         handle = describe_payload(
             payload_id,
@@ -75,36 +80,17 @@ class Backend:
             order.metadata,
             order.chunking,
         )
-        if seconds is None and lease == "delete_on_consume":
-            seconds = _EXPIRES
-        times = [one for one in (seconds, order.expires) if one is not None]
-        sources = [
-            (tensor, run)
-            for chunk in range(handle.num_chunks)
-            for tensor, run in zip(imported.tensors(), payload_runs(handle, chunk), strict=True)
-        ]
+        sources = _sources(handle, imported)
         if staging:
             staging.begin(handle.num_chunks)
 
         def put(until: Until) -> Handle:
             if staging:
                 staging.fill(until)
-            placed = self._store._put(sources, payload_id, until, pinned=lease != "cached")
-            end = min(times) if times else None
-            place = {
-                "version": _VERSION,
-                "master": self._store.master,
-                "lease": lease,
-                "expires": None if end is None else time.time() + end,
-                "placed": placed.to_bytes().hex(),
-            }
-            with self._lock:
-                self._mine[payload_id] = placed
-            if end is not None:
-                self._expiries.add(time.monotonic() + end, payload_id)
-            return place_payload(handle, TRANSPORT, json.dumps(place).encode())
+            placed, place = self._put(sources, payload_id, lease, min(times, default=None), until)
+            return place_payload(handle, TRANSPORT, json.dumps(place | {"placed": placed.to_bytes().hex()}).encode())
 
-        placing = Placing(handle, put, self._deadline, lambda: self._remove(payload_id), auto=auto)
+        placing = Placing(handle, put, self._deadline, lambda: self._remove(payload_id), reason=reason)
         with self._lock:
             self._under_way = [earlier for earlier in self._under_way if not earlier.settled]
             self._under_way.append(placing)
@@ -112,6 +98,33 @@ class Backend:
                 self._passing.append(placing)
             self._let_go()
         return placing
+
+    def guarded(self, order: Order, imported: Imported, publication: Publication) -> Guarded:
+        """A payload that another process published, once it can be moved here."""
+        lease, times = _life(order)
+        handle = publication.handle
+        end = min(times, default=None)
+        ends = None if end is None else time.monotonic() + end
+        sources = _sources(handle, imported)
+
+        def put(until: Until) -> None:
+            self._put(sources, handle.payload_id, lease, None if ends is None else ends - time.monotonic(), until)
+
+        place = {"version": _VERSION, "lease": lease, "expires": None if end is None else time.time() + end}
+        known = place_otherwise(handle, OTHERWISE, json.dumps(place).encode())
+        return Guarded(publication, known, put, exclusive=lease == "delete_on_consume")
+
+    def _put(
+        self, sources: list[tuple[Tensor, Run]], payload_id: str, lease: str, end: float | None, until: Until
+    ) -> tuple[Placed, dict[str, Any]]:
+        """Writes a payload that ends in so many seconds. What a handle says of it."""
+        placed = self._store._put(sources, payload_id, until, pinned=lease != "cached")
+        with self._lock:
+            self._mine[payload_id] = placed
+        if end is not None:
+            self._expiries.add(time.monotonic() + end, payload_id)
+        expires = None if end is None else time.time() + end
+        return placed, {"version": _VERSION, "master": self._store.master, "lease": lease, "expires": expires}
 
     def _let_go(self) -> None:
         """Forgets what is the store's alone to end."""
@@ -128,6 +141,28 @@ class Backend:
             NotFound: The payload's time is over.
         """
         said, placed = _read(handle, place)
+        return self._reading(handle, said, placed, destinations, within, 0)
+
+    def otherwise(self, handle: Handle, place: bytes, destinations: list[Tensor], within: float, first: int) -> Reading:
+        """What reads the chunks of a payload from `first` on that has moved here.
+
+        Raises:
+            NotFound: It has not.
+            StagewireError: As `consumer`.
+        """
+        said = _said(handle, place)
+        placed = self._store.find(handle.payload_id, deadline=within)
+        return self._reading(handle, said, placed, destinations, within, first)
+
+    def _reading(
+        self,
+        handle: Handle,
+        said: dict[str, Any],
+        placed: Placed,
+        destinations: list[Tensor],
+        within: float,
+        first: int,
+    ) -> Reading:
         if said["expires"] is not None and time.time() > said["expires"]:
             with contextlib.suppress(StagewireError):
                 self._store.remove(placed, deadline=within)
@@ -137,7 +172,15 @@ class Backend:
                 details={"payload": handle.payload_id},
             )
         exclusive = said["lease"] == "delete_on_consume"
-        return Reading(self._store, handle, placed, destinations, exclusive=exclusive, within=within)
+        return Reading(self._store, handle, placed, destinations, exclusive=exclusive, within=within, first=first)
+
+    def discard_otherwise(self, handle: Handle) -> bool:
+        """Removes a payload that has moved here. Whether it had."""
+        try:
+            placed = self._store.find(handle.payload_id)
+        except NotFound:
+            return False
+        return self._store.remove(placed)
 
     def live(self) -> list[str]:
         """Ids of what this process published and has not removed; consumers may have. What is cached is the store's."""
@@ -173,28 +216,57 @@ class Backend:
         self._store.close()
 
 
+def _life(order: Order) -> tuple[str, list[float]]:
+    """The name of a lease, and the seconds after which it may end."""
+    lease, seconds = parse_lease(order.lease)
+    if seconds is None and lease == "delete_on_consume":
+        seconds = _EXPIRES
+    return lease, [one for one in (seconds, order.expires) if one is not None]
+
+
+def _sources(handle: Handle, imported: Imported) -> list[tuple[Tensor, Run]]:
+    """The parts of a payload: of each chunk, what lies in each tensor."""
+    return [
+        (tensor, run)
+        for chunk in range(handle.num_chunks)
+        for tensor, run in zip(imported.tensors(), payload_runs(handle, chunk), strict=True)
+    ]
+
+
 def _read(handle: Handle, place: bytes) -> tuple[dict[str, Any], Placed]:
-    """What a handle says of its place.
+    """What a handle says of its place, and what is there.
 
     Raises:
         Unsupported: It is of another version.
         Corrupt: It is damaged.
     """
+    said = _said(handle, place)
     try:
-        said = json.loads(place)
-        version, lease, expires = said["version"], said["lease"], said["expires"]
         placed = bytes.fromhex(said["placed"])
     except (ValueError, KeyError, TypeError) as error:
-        raise Corrupt(
-            f"payload {handle.payload_id}: its handle does not say where it is: {error!r}", reason="handle.malformed"
-        ) from None
+        raise _malformed(handle, error) from None
+    return said, Placed.from_bytes(placed)
+
+
+def _said(handle: Handle, place: bytes) -> dict[str, Any]:
+    try:
+        said: dict[str, Any] = json.loads(place)
+        version, _, _ = said["version"], said["lease"], said["expires"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _malformed(handle, error) from None
     if version != _VERSION:
         raise Unsupported(
             f"payload {handle.payload_id} was placed by version {version}, this build reads {_VERSION}: install the "
             "same version of Stagewire on all hosts",
             reason="handle.version",
         )
-    return {"lease": lease, "expires": expires}, Placed.from_bytes(placed)
+    return said
+
+
+def _malformed(handle: Handle, error: Exception) -> Corrupt:
+    return Corrupt(
+        f"payload {handle.payload_id}: its handle does not say where it is: {error!r}", reason="handle.malformed"
+    )
 
 
 class Reading:
@@ -209,6 +281,7 @@ class Reading:
         *,
         exclusive: bool,
         within: float,
+        first: int = 0,
     ) -> None:
         self._store = store
         self._handle = handle
@@ -217,7 +290,7 @@ class Reading:
         self._exclusive = exclusive
         self._within = within
         self._claim: Claim | None = None
-        self._next = 0
+        self._next = first
         self._closed = False
         self._until = Until(0)
         self._one_at_a_time = threading.Lock()

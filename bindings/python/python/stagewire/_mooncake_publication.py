@@ -105,7 +105,7 @@ class Placing:
         put: Brings it there, and says where that is. It stops when it is told to.
         within: Seconds that it may take.
         remove: Takes it away again.
-        auto: Whether the store was chosen because its consumer is not known.
+        reason: Why it goes there.
 
     Attributes:
         handle: What it is.
@@ -120,11 +120,11 @@ class Placing:
         within: float,
         remove: Callable[[], object],
         *,
-        auto: bool,
+        reason: str,
     ) -> None:
         self.handle = handle
         self.placed = handle
-        self.mode = ("store", "consumer_unknown" if auto else "requested")
+        self.mode = ("store", reason)
         self._until = Until(within)
         self._remove = remove
         self._settled = _Settling(self)
