@@ -149,7 +149,9 @@ def test_pinned_payloads_stay_until_they_are_released(conn: DiffusionConnector, 
     for _ in range(2):
         assert bytes.fromhex(consumer.ask("consume", handle.to_bytes().hex(), True)["bytes"]) == bits(tensor)
     assert handle.payload_id in conn.live()
-    conn.release(handle)
+    # By whatever names it.
+    conn.release(handle.to_bytes())
+    assert handle.payload_id not in conn.live()
     assert consumer.ask("consume", handle.to_bytes().hex(), True)["reason"] == "payload.gone"
 
 

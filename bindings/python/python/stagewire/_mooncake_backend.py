@@ -176,6 +176,8 @@ class Backend:
 
     def discard_otherwise(self, handle: Handle) -> bool:
         """Removes a payload that has moved here. Whether it had."""
+        if self._remove(handle.payload_id):
+            return True
         try:
             placed = self._store.find(handle.payload_id)
         except NotFound:
@@ -197,7 +199,10 @@ class Backend:
 
     def discard(self, handle: Handle, place: bytes) -> None:
         """Removes what anybody published."""
-        self._store.remove(_read(handle, place)[1])
+        placed = _read(handle, place)[1]
+        with self._lock:
+            self._mine.pop(handle.payload_id, None)
+        self._store.remove(placed)
 
     def _remove(self, payload_id: str) -> bool:
         with self._lock:
