@@ -210,7 +210,8 @@ impl Child {
         self.process.wait().expect("it ends");
     }
 
-    /// Seals and deletes until it is killed at some moment. Writes down what was acknowledged; returns what was not.
+    /// Seals and deletes until it is killed, at some moment after some answers: on a busy machine, time alone may be too
+    /// short for any. Writes down what was acknowledged; returns what was not.
     pub(super) fn work_until_killed(
         mut self,
         random: &mut Random,
@@ -218,12 +219,17 @@ impl Child {
         round: u32,
     ) -> Doubt {
         let (pid, after) = (self.pid(), Duration::from_micros(random.below(40_000)));
-        let killer = std::thread::spawn(move || {
+        let kill = move || {
             std::thread::sleep(after);
             kill_process_group(pid, Signal::KILL).expect("nobody has waited for it");
-        });
+        };
+        let (mut unharmed, mut killer) = (random.below(12), None);
         let mut seed = u64::from(round) << 20;
         let doubt = loop {
+            match unharmed.checked_sub(1) {
+                Some(left) => unharmed = left,
+                None => _ = killer.get_or_insert_with(|| std::thread::spawn(kill)),
+            }
             seed += 1;
             let n = u128::from(random.below(24));
             let len = [random.below(5000), random.below(2 * MIB)][random.below(2) as usize];
@@ -246,7 +252,9 @@ impl Child {
                 there.insert(n, (len, seed));
             }
         };
-        killer.join().expect("it kills");
+        if let Some(killer) = killer {
+            killer.join().expect("it kills");
+        }
         let status = self.process.wait().expect("it ends");
         assert_eq!(
             status.signal(),
