@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::*;
 use crate::journal::Place;
 use crate::journal::faults::{Disk, Faults};
-use crate::{DurableOptions, OpenError, Recovery, SpillOptions, StoreOptions};
+use crate::{DurableOptions, OpenError, Recovery, SpillFault, SpillOptions, StoreOptions};
 
 const PAGE: u64 = 4096;
 /// Objects of a page each that are in memory at most.
@@ -103,6 +103,16 @@ impl World {
         let mut draft = self.store.create(object).await?;
         draft.bytes_mut(0)?.copy_from_slice(&bytes(n));
         draft.seal().await.map(drop)
+    }
+
+    /// Finds no room, as what is to move does not. Says why, once that is known: nothing is tried again for a second then.
+    async fn put_in_vain(&self) -> (StoreError, SpillFault) {
+        let fault = || self.store.usage().spill.and_then(|spill| spill.fault);
+        let begun = self.put(ROOM, Duration::from_millis(300)).await;
+        begun.expect_err("it does not move");
+        until("that has failed", || fault().is_some()).await;
+        let full = self.put(ROOM, Duration::ZERO).await.expect_err("nothing has moved");
+        (full, fault().expect("that has failed"))
     }
 
     async fn fill(&self, objects: std::ops::Range<u64>) {
@@ -246,18 +256,8 @@ async fn objects_stay_in_memory_where_the_index_cannot_name_their_file() {
         let world = World::new().await;
         world.fill(0..ROOM).await;
         world.fail(faults);
-        let full = world
-            .put(ROOM, Duration::from_millis(300))
-            .await
-            .expect_err("nothing can move");
+        let (full, fault) = world.put_in_vain().await;
         assert!(matches!(full, StoreError::Exhausted { .. }), "{full}");
-        let fault = world
-            .store
-            .usage()
-            .spill
-            .expect("it has files")
-            .fault
-            .expect("it failed");
         assert_eq!(
             (fault.class(), fault.reason()),
             (ErrorClass::Unavailable, "spill.io"),
@@ -289,10 +289,7 @@ async fn a_panic_on_the_way_into_a_file_leaves_the_object_in_memory() {
         panic: true,
         ..Faults::default()
     });
-    let full = world.put(ROOM, Duration::from_millis(300)).await;
-    let full = full.expect_err("nothing moves for a second");
-    let fault = world.store.usage().spill.and_then(|spill| spill.fault);
-    let fault = fault.expect("there was a defect");
+    let (full, fault) = world.put_in_vain().await;
     assert_eq!(
         (fault.class(), fault.reason()),
         (ErrorClass::Internal, "spill.defect"),
