@@ -338,7 +338,7 @@ impl Inner {
             opened.as_mut().enable();
             let (rank, destination) = match self.receivers.reader(receiver, attempt) {
                 known::Reader::Unknown => return Answer::Stranger,
-                known::Reader::Left => return Answer::Left,
+                known::Reader::Left(_) => return Answer::Left,
                 known::Reader::Reads { rank, destination } => (rank, destination),
             };
             let attempt = (receiver, attempt);
@@ -360,9 +360,8 @@ impl Inner {
                 continue;
             };
             // It may have let go since it was looked up, and must not be waited for then.
-            if matches!(self.receivers.reader(receiver, attempt.1), known::Reader::Left) {
-                let failure = failure::dropped(cell.number(), format_args!("rank {rank} of decode"));
-                cell.change(|room| room.leave(attempt, failure));
+            if let known::Reader::Left(failure) = self.receivers.reader(receiver, attempt.1) {
+                cell.change(|room| room.leave(attempt, Failure::clone(&failure)));
                 return Answer::Left;
             }
             let mut states = cell.subscribe();
@@ -377,7 +376,7 @@ impl Inner {
     /// Also who has given up before it had asked for the room was to read it: that room must not wait for it.
     fn leave(&self, room: RoomId, attempt: Attempt, failure: Failure, told: bool) {
         let reader = self.receivers.reader(attempt.0, attempt.1);
-        self.receivers.leaves(attempt.0, attempt.1);
+        self.receivers.leaves(attempt.0, attempt.1, failure.clone());
         self.scratch.free_of(attempt);
         let found = self.rooms().find(room, attempt);
         let Found::Room(cell) = found else { return };

@@ -226,7 +226,7 @@ impl Inner {
         // It may have let go meanwhile, and frees nothing any more.
         match self.receivers.reader(attempt.0, attempt.1) {
             Reader::Reads { .. } => Answer::Gathered { id, region: reference },
-            Reader::Left => {
+            Reader::Left(_) => {
                 scratch.free(attempt, id);
                 Answer::Left
             }

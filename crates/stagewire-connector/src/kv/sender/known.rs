@@ -1,5 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use stagewire_core::Failure;
 
 use super::super::Heartbeat;
 use super::super::heartbeat::Silence;
@@ -20,16 +22,16 @@ struct Known {
     silence: Silence,
     /// Connections over which it asks.
     visits: BTreeSet<u64>,
-    /// Attempts that want nothing any more; a question of theirs that comes late must not count.
-    left: BTreeSet<u64>,
+    /// Attempts that want nothing any more, and why; a question of theirs that comes late must not count.
+    left: BTreeMap<u64, Arc<Failure>>,
 }
 
 /// Who asks for a room.
 #[derive(Debug)]
 pub(super) enum Reader {
     Unknown,
-    /// It has let go.
-    Left,
+    /// It has let go, for this reason.
+    Left(Arc<Failure>),
     Reads {
         rank: u32,
         destination: Destination,
@@ -64,7 +66,7 @@ impl Receivers {
             destination,
             silence: Silence::default(),
             visits: BTreeSet::new(),
-            left: BTreeSet::new(),
+            left: BTreeMap::new(),
         });
         known.silence.heard();
         known.visits.insert(visit);
@@ -72,19 +74,22 @@ impl Receivers {
 
     pub(super) fn reader(&self, receiver: ReceiverId, attempt: u64) -> Reader {
         let all = self.lock();
-        match all.get(&receiver) {
-            Some(known) if known.left.contains(&attempt) => Reader::Left,
-            Some(known) => Reader::Reads {
+        let Some(known) = all.get(&receiver) else {
+            return Reader::Unknown;
+        };
+        match known.left.get(&attempt) {
+            Some(failure) => Reader::Left(Arc::clone(failure)),
+            None => Reader::Reads {
                 rank: known.rank,
                 destination: known.destination.clone(),
             },
-            None => Reader::Unknown,
         }
     }
 
-    pub(super) fn leaves(&self, receiver: ReceiverId, attempt: u64) {
+    /// It wants nothing any more. Whoever finds that from now on finds the reason as well.
+    pub(super) fn leaves(&self, receiver: ReceiverId, attempt: u64, failure: Failure) {
         if let Some(Known { left, .. }) = self.lock().get_mut(&receiver) {
-            left.insert(attempt);
+            left.insert(attempt, Arc::new(failure));
             if left.len() > LEFT {
                 left.pop_first();
             }
@@ -124,9 +129,9 @@ impl Receivers {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
+    use stagewire_core::ErrorClass;
     use uuid::Uuid;
 
     use super::*;
@@ -154,6 +159,37 @@ mod tests {
         }
     }
 
+    fn why(message: &str) -> Failure {
+        Failure::new(ErrorClass::Invalid, "kv.not_resident", message)
+    }
+
+    /// A question that goes on beside the word of who left may be the first to find it so.
+    #[test]
+    fn who_has_left_has_left_for_its_reason() {
+        let (receivers, receiver) = greeted(&[7]);
+        assert!(matches!(
+            receivers.reader(receiver, 5),
+            Reader::Reads { rank: RANK, .. }
+        ));
+        receivers.leaves(receiver, 5, why("page 0"));
+        let found = receivers.reader(receiver, 5);
+        assert!(
+            matches!(&found, Reader::Left(failure) if **failure == why("page 0")),
+            "{found:?}"
+        );
+        assert!(
+            matches!(receivers.reader(receiver, 6), Reader::Reads { .. }),
+            "another attempt"
+        );
+        for attempt in 6..6 + LEFT as u64 {
+            receivers.leaves(receiver, attempt, why("page 1"));
+        }
+        assert!(
+            matches!(receivers.reader(receiver, 5), Reader::Reads { .. }),
+            "it is forgotten"
+        );
+    }
+
     /// Whoever goes in whatever way is remembered by nothing, and asks as a stranger then.
     #[test]
     fn nothing_is_left_of_who_goes() {
@@ -174,7 +210,7 @@ mod tests {
                 }
             }
             assert_eq!(receivers.len(), 0);
-            receivers.leaves(receiver, 0);
+            receivers.leaves(receiver, 0, why("page 0"));
             assert!(!receivers.heard(receiver, 7), "it must greet first");
             assert!(matches!(receivers.reader(receiver, 0), Reader::Unknown));
             assert!(!receivers.hangs_up(receiver, 7));
