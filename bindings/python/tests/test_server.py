@@ -307,11 +307,54 @@ def test_a_worker_that_is_drained_leaves_its_payloads_to_the_store(single: Deplo
         wait_for(held, "the denoiser holds latents for a decoder that is not there", single.logs)
         assert [worker["state"] for worker in client.drain("painter")] == ["draining"]
         assert denoiser.wait(20) == 0
-        denoise = client.pools()["stages"][1]
-        assert (denoise["payloads"], denoise["slots"]["advertised"]) == (1, 0)
+
+        def left() -> bool:
+            return client.pools()["stages"][1]["slots"]["advertised"] == 0
+
+        # The server hears of the end of a process at about the same time.
+        wait_for(left, "the denoiser has gone", single.logs)
+        assert client.pools()["stages"][1]["payloads"] == 1
         single.worker("decode")
         assert job.result(60)["latents.bin"].read() == expected("x"), "read from the store"
         assert "requeued" not in [event.type for event in job.events(timeout=10)]
+
+
+OTHER_THREAD = """
+import signal
+import threading
+
+import stagewire
+
+
+def get_signals():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Event().wait()
+
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+threading.Thread(target=get_signals, daemon=True).start()
+
+
+@stagewire.stage("encode")
+def encode(ctx):
+    raise NotImplementedError
+"""
+"""A module one of whose threads gets each SIGTERM, while the main thread waits."""
+
+
+def test_a_signal_that_another_thread_gets_ends_a_worker(single: Deployment) -> None:
+    (single.folder / "pipeline.py").write_text(OTHER_THREAD)
+    pipeline = single.folder / "stagewire.toml"
+    pipeline.write_text((HERE / "toy/stagewire.toml").read_text())
+    worker = single.start("worker", "--pipeline", str(pipeline), "--stage", "encode")
+
+    def ready() -> bool:
+        with single.client() as client:
+            return [one["state"] for one in client.pipeline()["workers"]] == ["ready"]
+
+    wait_for(ready, "the worker is ready", single.logs)
+    worker.terminate()
+    assert worker.wait(20) == 0, single.logs()
 
 
 def test_an_idle_server_takes_no_more_than_a_hundredth_of_a_core(single: Deployment) -> None:

@@ -34,6 +34,9 @@ NO_SERVER = 3
 LEAVE_WITHIN = 5.0
 """Seconds that a drained worker waits for others to be done with its payloads."""
 
+# Seconds after which a signal is handled at the latest.
+_LOOK_FOR_SIGNALS = 1.0
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a worker until it is told to stop; returns the exit status."""
@@ -142,7 +145,9 @@ def _serve(worker: Worker, stage: Stage[Any], models: list[Any], given: Options)
     for thread in running:
         thread.start()
     for thread in running:
-        thread.join()
+        # The system may hand a signal to any thread, which does not wake this one; it is handled here all the same.
+        while thread.is_alive():
+            thread.join(_LOOK_FOR_SIGNALS)
     errors = [slot.error for slot in slots if slot.error is not None]
     if errors:
         worker.close()
