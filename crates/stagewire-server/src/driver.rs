@@ -11,7 +11,7 @@ mod record;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use stagewire_core::{Classify, ErrorClass, JobId, Timestamp};
+use stagewire_core::{Classify, ErrorClass, JobId, PayloadId, Timestamp};
 use stagewire_sched::{Input, Refusal, Sched};
 use stagewire_store::Survivor;
 use tokio::sync::{mpsc, oneshot};
@@ -233,7 +233,12 @@ impl Drive {
         }
         let mut replies = Vec::with_capacity(inputs.len());
         for (input, reply) in inputs {
+            let absent = self.absent(&input);
             let answer = self.core.decide(now, input);
+            if let Some(payload) = absent {
+                // Where nobody knows it, nothing follows.
+                let _ = self.core.decide(now, Input::PayloadLost { payload });
+            }
             replies.extend(reply.map(|reply| (reply, answer)));
         }
         self.core.settle(now);
@@ -248,6 +253,20 @@ impl Drive {
             let _ = reply.send(answer);
         }
         Ok(())
+    }
+
+    /// The payload that a worker says is in the store, where it is not: what the store of the server before has lost with its
+    /// memory, workers say again to the next one.
+    fn absent(&self, input: &Input) -> Option<PayloadId> {
+        let (Input::Published { payload, .. }
+        | Input::Checkpointed { payload, .. }
+        | Input::Yielded {
+            payload: Some(payload), ..
+        }) = input
+        else {
+            return None;
+        };
+        (payload.stored && !self.outlet.store.has(payload.id)).then_some(payload.id)
     }
 
     /// Writes and syncs what the journal has not yet.

@@ -88,6 +88,11 @@ impl StoreHost {
         self.connector.release(payload);
     }
 
+    /// Whether it has a payload, or is about to.
+    pub(crate) fn has(&self, payload: PayloadId) -> bool {
+        self.service.store().has(payload)
+    }
+
     pub(crate) fn usage(&self) -> Usage {
         self.service.store().usage()
     }

@@ -387,3 +387,42 @@ async fn a_payload_that_cannot_be_fails_its_attempt() {
     assert_eq!(api.get("/v1/stats").await.1["live_payload_bytes"], 0);
     api.stop().await;
 }
+
+/// A worker says it again to the next server, whose store may have lost it with the memory of the one before.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_store_does_not_have_is_made_again() {
+    let site = Site::stored();
+    let api = site.start().await;
+    let (mut stream, _) = Stream::attach(&api, &site, hello()).await.unwrap();
+    let job = api.submit("a").await;
+    for attempt in 1..=2 {
+        let token = stream.offer().await.token.unwrap();
+        assert_eq!(token.attempt, attempt);
+        stream.say(ToServer::Accept(token.clone())).await;
+        assert_eq!(stream.next().await.unwrap(), Some(FromServer::Grant(token.clone())));
+        let payload = v1::Payload {
+            id: Uuid::new_v4().as_bytes().to_vec(),
+            nbytes: 1,
+            chunks: 1,
+            stored: true,
+            ..v1::Payload::default()
+        };
+        let published = v1::Published {
+            token: Some(token.clone()),
+            payload: Some(payload),
+        };
+        stream.say(ToServer::Published(published)).await;
+        match stream.next().await.unwrap() {
+            Some(FromServer::Cancel(cancel)) => {
+                assert_eq!(cancel.token, Some(token.clone()));
+                assert_eq!(cancel.failure.unwrap().reason, "payload.void");
+            }
+            other => panic!("instead of its end: {other:?}"),
+        }
+        stream.say(ToServer::Stopped(token)).await;
+    }
+    assert_eq!(api.get("/v1/stats").await.1["live_payloads"], 0);
+    let (_, shown) = api.get(&format!("/v1/jobs/{job}")).await;
+    assert_ne!(shown["state"], "failed", "{shown}");
+    api.stop().await;
+}

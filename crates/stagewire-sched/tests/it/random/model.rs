@@ -243,7 +243,7 @@ impl Model {
             self.past.push_back(input.clone());
             self.past.truncate(64);
         }
-        let sender = sender(&input);
+        let (sender, absent) = (sender(&input), self.absent(&input));
         if self.world.step(input).is_err()
             && let Some((worker, token)) = sender
         {
@@ -251,7 +251,24 @@ impl Model {
             let failure = crate::world::failure(stagewire_core::ErrorClass::Fenced);
             self.world.effects.push(Effect::Refused { worker, token, failure });
         }
+        if let Some(payload) = absent {
+            // As the server does, too.
+            _ = self.world.step(Input::PayloadLost { payload });
+        }
         self.carry();
+    }
+
+    /// The payload that a worker says is in the store, which was lost with the server before.
+    fn absent(&self, input: &Input) -> Option<PayloadId> {
+        let (Input::Published { payload, .. }
+        | Input::Checkpointed { payload, .. }
+        | Input::Yielded {
+            payload: Some(payload), ..
+        }) = input
+        else {
+            return None;
+        };
+        (payload.stored && !self.store.contains_key(&payload.id)).then_some(payload.id)
     }
 
     /// Puts effects into the inboxes of those whose stream is up. The store hears at once, and keeps nothing that nobody
