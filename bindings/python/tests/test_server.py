@@ -309,7 +309,7 @@ def test_a_worker_that_is_drained_leaves_its_payloads_to_the_store(single: Deplo
         assert denoiser.wait(20) == 0
 
         def left() -> bool:
-            return client.pools()["stages"][1]["slots"]["advertised"] == 0
+            return bool(client.pools()["stages"][1]["slots"]["advertised"] == 0)
 
         # The server hears of the end of a process at about the same time.
         wait_for(left, "the denoiser has gone", single.logs)
