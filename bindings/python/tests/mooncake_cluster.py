@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import peers
 import pytest
+from stagewire._mooncake_client import Until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from stagewire.diffusion import DiffusionConnector
 
 MIB = 1 << 20
 
@@ -109,6 +112,30 @@ class Master:
 
 ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Runs a program as on another host: its processes cannot be seen from here, and it sees none of these."""
+
+
+def fill(conn: DiffusionConnector) -> Callable[[], None]:
+    """Takes all room of the store that a connector uses. What it returns gives that back."""
+    store: Any = conn._store
+    client = store._store._client
+
+    def take(raw: Any) -> list[str]:
+        keys: list[str] = []
+        size = 4 * MIB
+        while size:
+            key = f"filling/{len(keys)}"
+            if raw.batch_put_session_start([key], [size], client.pinned)[0] == 0:
+                keys.append(key)
+            else:
+                size //= 2
+        return keys
+
+    keys = client.call("filling", Until(10), take)
+
+    def make_room() -> None:
+        client.call("making room", Until(10), lambda raw: raw.batch_put_session_revoke(keys))
+
+    return make_room
 
 
 def need_elsewhere() -> None:

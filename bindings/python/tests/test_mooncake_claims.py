@@ -7,9 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mooncake_cluster import ELSEWHERE, MIB, Child, Master, need_elsewhere, until
+from mooncake_cluster import ELSEWHERE, MIB, Child, Master, fill, need_elsewhere, until
 from stagewire import _mooncake_claim, errors
-from stagewire._mooncake_client import Until
 from stagewire.diffusion import DiffusionConnector, StagePayload
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -164,26 +163,12 @@ def test_where_no_claim_has_room_one_gets_the_payload_all_the_same() -> None:
         ) as conn,
     ):
         data, _ = published(conn)
-        store: Any = conn._store
-        client = store._store._client
-
-        def fill(raw: Any) -> list[str]:
-            keys: list[str] = []
-            size = 4 * MIB
-            while size:
-                key = f"filling/{len(keys)}"
-                if raw.batch_put_session_start([key], [size], client.pinned)[0] == 0:
-                    keys.append(key)
-                else:
-                    size //= 2
-            return keys
-
-        keys = client.call("filling", Until(10), fill)
+        make_room = fill(conn)
         for reader in (one, other):
             assert reader.ask("begin", data) == [1, 4096]
         assert one.ask("end") == 7
         assert other.ask("end")["reason"] == "payload.gone"
-        client.call("making room", Until(10), lambda raw: raw.batch_put_session_revoke(keys))
+        make_room()
         until("nothing is left behind", master.is_empty)
 
 

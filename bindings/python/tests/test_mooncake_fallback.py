@@ -7,9 +7,8 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mooncake_cluster import MIB, Child, Master, until
+from mooncake_cluster import MIB, Child, Master, fill, until
 from stagewire import aio
-from stagewire._mooncake_client import Until
 from stagewire.diffusion import DiffusionConnector
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -146,27 +145,13 @@ def test_where_the_store_is_full_a_payload_stays_with_its_producer() -> None:
             run_dir=tempfile.mkdtemp(prefix="sw-"),
         ) as filling,
     ):
-        store: Any = filling._store
-        client = store._store._client
-
-        def fill(raw: Any) -> list[str]:
-            keys: list[str] = []
-            size = 4 * MIB
-            while size:
-                key = f"filling/{len(keys)}"
-                if raw.batch_put_session_start([key], [size], client.pinned)[0] == 0:
-                    keys.append(key)
-                else:
-                    size //= 2
-            return keys
-
-        keys = client.call("filling", Until(10), fill)
+        make_room = fill(filling)
         data = producer.ask("publish", 7, "delete_on_consume", consumer.ask("address"))
         consumer.kill()
         until("the move is given up", lambda: producer.ask("stats")["mooncake_unmoved"] == 1)
         assert producer.ask("way") == ["p2p", "consumer_alive"]
         assert successor.ask("consume", data, True)["bytes"] == expected(7).hex()
-        client.call("making room", Until(10), lambda raw: raw.batch_put_session_revoke(keys))
+        make_room()
         until("nothing is left behind", master.is_empty)
 
 
